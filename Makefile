@@ -1,5 +1,5 @@
-# Bytes over Bandwidth. `make book` builds and opens nothing else than what changed; `make test`
-# proves it. Everything happens inside .venv and _build; both are git-ignored.
+# Bytes over Bandwidth. `make book` builds what changed and prints an address to open;
+# `make test` proves it. Everything happens inside .venv and _build; both are git-ignored.
 #
 #   PYTHON=python3.12 make book        another interpreter
 #   TORCH_INDEX=<url> make book        take torch from an index of your choice (CPU-only wheels)
@@ -27,7 +27,7 @@ NOTEBOOK_DIRS = $(wildcard chapters solutions)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help book test lint unit nbval check notebooks lab bench sabotage figures site sheets clean
+.PHONY: help book test lint unit nbval check notebooks lab bench sabotage figures site clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,8 +99,8 @@ figures: $(INSTALLED) ## redraw figures/svg
 bench: $(MODEL) ## benchmarks beside peers, ratios within one run
 	@for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(PY) $$script; done
 
-sheets: $(MODEL) ## printable worksheets
-	@$(PY) -m labkit.worksheets
+clean: ## remove what was built (keeps the environment)
+	rm -rf _build .pytest_cache .ruff_cache .hypothesis
 
-clean: ## remove .venv and everything built
-	rm -rf _build $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info
+distclean: clean ## remove the environment as well
+	rm -rf $(VENV) *.egg-info

@@ -1,0 +1,183 @@
+"""What a decoder's shape is: the facts from which every size and count follows. No torch here."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_ZOO = Path(__file__).parent / "data" / "architectures.json"
+# Families whose layers are RMSNorm, RoPE, grouped attention and SwiGLU, and nothing else.
+_LLAMA_FAMILY = ("llama", "mistral", "smollm2")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched for contexts longer than those trained on.
+
+    ``kind`` is ``linear`` (every frequency divided by ``factor``) or ``llama3`` (only the slow
+    ones, with a smooth band between). Kinds that change with the current length, such as dynamic
+    NTK, are refused: a cache of rotated keys would silently mix two bases.
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_context: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ValueError(
+                f"rope scaling {self.kind!r} is not supported: linear and llama3 are; a kind whose "
+                "base depends on the current length cannot be used with a cache of rotated keys"
+            )
+        if self.factor < 1:
+            raise ValueError(f"rope scaling factor must be at least 1, got {self.factor}")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a decoder-only transformer. Widths are numbers of elements, never bytes."""
+
+    name: str
+    num_layers: int
+    model_width: int
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    vocab_size: int
+    max_context: int
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for field in (
+            "num_layers",
+            "model_width",
+            "num_query_heads",
+            "num_kv_heads",
+            "head_dim",
+            "mlp_width",
+            "vocab_size",
+            "max_context",
+        ):
+            value = getattr(self, field)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{field} must be a positive integer, got {value!r}")
+        if self.num_query_heads % self.num_kv_heads:
+            raise ValueError(
+                f"query heads must divide evenly among key-value heads, "
+                f"got {self.num_query_heads} and {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"rotation works on pairs: head_dim must be even, got {self.head_dim}")
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one key-value head."""
+        return self.num_query_heads // self.num_kv_heads
+
+    @classmethod
+    def named(cls, name: str) -> "Architecture":
+        """The architecture of a model in the zoo; a name that is not there suggests near ones."""
+        zoo = _zoo()
+        if name.lower() not in zoo:
+            near = difflib.get_close_matches(name.lower(), zoo, n=3, cutoff=0.4)
+            hint = f"; did you mean {', '.join(near)}?" if near else f"; known: {', '.join(zoo)}"
+            raise ValueError(f"unknown model {name!r}{hint}")
+        return zoo[name.lower()]
+
+    @classmethod
+    def from_hf_config(cls, config: Mapping[str, Any]) -> "Architecture":
+        """The architecture that a ``config.json`` of the Llama family describes.
+
+        Reads the keys of transformers 4 (``rope_theta``) and 5 (``rope_parameters``). A missing
+        ``num_key_value_heads`` means one key-value head per query head; a missing ``head_dim`` is
+        ``hidden_size / num_attention_heads``. Raises ``ValueError`` naming the key for anything
+        that is missing or not supported.
+        """
+        model_type = _required(config, "model_type")
+        if model_type not in _LLAMA_FAMILY:
+            raise ValueError(
+                f"model_type {model_type!r} is not supported: one of {', '.join(_LLAMA_FAMILY)}"
+            )
+        _refuse_what_the_decoder_lacks(config)
+        width, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+        head_dim = config.get("head_dim")
+        if head_dim is None:
+            if width % heads:
+                raise ValueError(
+                    f"head_dim is missing and hidden_size {width} is not a multiple of "
+                    f"num_attention_heads {heads}"
+                )
+            head_dim = width // heads
+        theta, scaling = _rope(config)
+        return cls(
+            name=str(config.get("_name_or_path") or model_type),
+            num_layers=_required(config, "num_hidden_layers"),
+            model_width=width,
+            num_query_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=head_dim,
+            mlp_width=_required(config, "intermediate_size"),
+            vocab_size=_required(config, "vocab_size"),
+            max_context=_required(config, "max_position_embeddings"),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            norm_eps=_required(config, "rms_norm_eps"),
+            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+def _required(config: Mapping[str, Any], key: str) -> Any:
+    if config.get(key) is None:
+        raise ValueError(f"the config has no {key!r}")
+    return config[key]
+
+
+def _refuse_what_the_decoder_lacks(config: Mapping[str, Any]) -> None:
+    unsupported = {
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "sliding_window": (None,),
+        "pretraining_tp": (1,),
+    }
+    for key, allowed in unsupported.items():
+        value = config.get(key)
+        if value is not None and value not in allowed:
+            raise ValueError(f"{key} = {value!r} is not supported: only {allowed[0]!r} is")
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """Base and scaling from ``rope_parameters`` (5.x) or ``rope_theta`` + ``rope_scaling`` (4.x)."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
+    kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+    if kind == "default":
+        return float(theta), None
+    if kind not in ("linear", "llama3"):
+        RopeScaling(kind, 1.0)  # raises, and says why
+    known = {"factor", "low_freq_factor", "high_freq_factor"}
+    values = {key: float(value) for key, value in parameters.items() if key in known}
+    original = parameters.get("original_max_position_embeddings")
+    if kind == "llama3":
+        for key in (*sorted(known), "original_max_position_embeddings"):
+            if key not in parameters:
+                raise ValueError(f"rope scaling 'llama3' has no {key!r}")
+        values["original_max_context"] = int(original)
+    elif "factor" not in values:
+        raise ValueError("rope scaling 'linear' has no 'factor'")
+    return float(theta), RopeScaling(kind, **values)
+
+
+@cache
+def _zoo() -> dict[str, Architecture]:
+    rows = json.loads(_ZOO.read_text(encoding="utf-8"))["architectures"]
+    return {row["name"]: Architecture(**row) for row in rows}

@@ -1,0 +1,153 @@
+"""Softmax attention over stored keys and values, in the plain form everything else must equal."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def visible(
+    num_new: int,
+    num_stored: int,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Which keys each query may read: a bool ``[T, S]``, aligned to the bottom right.
+
+    Query ``t`` stands at position ``t + S - T``. It reads key ``s`` when ``s`` is not later
+    (``causal``) and, with a ``window`` of W, is one of the W latest: the query's own key counts.
+    """
+    if window is not None and (window < 1 or not causal):
+        raise ValueError(f"a window counts the query's own key and is causal, got {window}")
+    query = torch.arange(num_new, device=device)[:, None] + (num_stored - num_new)
+    key = torch.arange(num_stored, device=device)[None, :]
+    mask = (
+        key <= query if causal else torch.ones(num_new, num_stored, dtype=torch.bool, device=device)
+    )
+    return mask if window is None else mask & (key > query - window)
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    mask_BTS: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention output ``[B, H, T, Dv]``, and with ``return_lse`` the log-sum-exp ``[B, H, T]``.
+
+    Query head ``h`` reads key-value head ``h // (H // G)``. Causality and ``window`` are aligned
+    to the bottom right (see :func:`visible`); a bool ``mask_BTS`` (True = may read; ``[T, S]`` or
+    ``[B, T, S]``) is applied on top. ``scale`` defaults to ``1 / sqrt(D)``.
+
+    A row that may read nothing gives 0 with LSE minus infinity. A key that no query may read
+    never reaches the output, even where it holds NaN, as a slot not yet written may. Inputs of
+    16 bits are computed in float32 and the result is cast back. LSE is float32 or wider.
+
+    Raises ``ValueError`` for shapes or dtypes that do not fit together.
+    """
+    _check(q_BHTD, k_BGSD, v_BGSD)
+    B, H, T, D = q_BHTD.shape
+    G, S = k_BGSD.shape[1:3]
+    allowed = None  # every query may read every key
+    if window is not None or (causal and T > 1):
+        allowed = visible(T, S, causal=causal, window=window, device=q_BHTD.device)[None]
+    if mask_BTS is not None:
+        mask = _check_mask(mask_BTS, B, T, S)
+        allowed = mask if allowed is None else allowed & mask
+
+    wide = torch.promote_types(q_BHTD.dtype, torch.float32)
+    scale = 1 / math.sqrt(D) if scale is None else scale
+    # Heads of one group share keys and values, so the group is an axis of the queries only. The
+    # scale goes on the query: a raw 16-bit product could overflow before it is scaled.
+    q = (q_BHTD.to(wide) * scale).reshape(B, G, H // G, T, D)
+    k, v = k_BGSD.to(wide), v_BGSD.to(wide)
+    scores = q @ k[:, :, None].transpose(-1, -2)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed[:, None, None], -math.inf)
+        # Zero times NaN is NaN: a value that nobody may read is replaced, not just weighted by 0.
+        v = v.masked_fill(~allowed.any(dim=1)[:, None, :, None], 0.0)
+    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0))
+    out = (weights @ v[:, :, None]).reshape(B, H, T, -1).to(q_BHTD.dtype)
+    return (out, lse.reshape(B, H, T)) if return_lse else out
+
+
+def attend_latent(
+    q_BHTD: Tensor,
+    q_rope_BHTR: Tensor,
+    latent_BSC: Tensor,
+    k_rope_BSR: Tensor,
+    up_k_HDC: Tensor,
+    up_v_HEC: Tensor,
+    *,
+    absorbed: bool,
+    causal: bool = True,
+    mask_BTS: Tensor | None = None,
+) -> Tensor:
+    """Multi-head latent attention ``[B, H, T, E]`` over a stored latent and one rotary key.
+
+    ``absorbed=False`` expands the latent to a key and a value per head; ``absorbed=True`` moves
+    ``up_k_HDC`` onto the query and ``up_v_HEC`` behind the softmax, so that only the latent
+    (width C) and the shared rotary key (width R) are read. Both give the same result, and both
+    scale by ``1 / sqrt(D + R)``, the width of the expanded key: absorption does not change it.
+
+    Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
+    """
+    D, R = q_BHTD.shape[-1], q_rope_BHTR.shape[-1]
+    options = {"causal": causal, "mask_BTS": mask_BTS, "scale": 1 / math.sqrt(D + R)}
+    k_rope = k_rope_BSR[:, None]
+    latent = latent_BSC[:, None]
+    if absorbed:
+        q_latent = torch.einsum("bhtd,hdc->bhtc", q_BHTD, up_k_HDC)
+        q = torch.cat((q_latent, q_rope_BHTR), dim=-1)
+        read = attend(q, torch.cat((latent, k_rope), dim=-1), latent, **options)
+        return torch.einsum("bhtc,hec->bhte", read, up_v_HEC)
+    k = torch.einsum("bsc,hdc->bhsd", latent_BSC, up_k_HDC)
+    v = torch.einsum("bsc,hec->bhse", latent_BSC, up_v_HEC)
+    k = torch.cat((k, k_rope.expand(-1, k.shape[1], -1, -1)), dim=-1)
+    return attend(torch.cat((q_BHTD, q_rope_BHTR), dim=-1), k, v, **options)
+
+
+def soft_cap(scores: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(scores / cap)``: near the identity for small scores, bounded by ``cap``."""
+    if not cap > 0:
+        raise ValueError(f"a cap on scores must be positive, got {cap}")
+    return cap * torch.tanh(scores / cap)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q_BHTD", q), ("k_BGSD", k), ("v_BGSD", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
+        if not x.dtype.is_floating_point:
+            raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"keys and values must agree in batch, heads and length, "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"queries are of batch {q.shape[0]}, keys of batch {k.shape[0]}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"queries have head dim {q.shape[3]}, keys {k.shape[3]}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"query heads must be a multiple of key-value heads, got {q.shape[1]} and {k.shape[1]}"
+        )
+
+
+def _check_mask(mask: Tensor, B: int, T: int, S: int) -> Tensor:
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask_BTS must be bool (True = may read), got {mask.dtype}")
+    if mask.shape not in ((T, S), (1, T, S), (B, T, S)):
+        raise ValueError(f"mask_BTS must be {(B, T, S)} or {(T, S)}, got {tuple(mask.shape)}")
+    return mask if mask.dim() == 3 else mask[None]

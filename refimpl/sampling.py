@@ -1,0 +1,120 @@
+"""From logits to a token: temperature, filters, and one uniform number."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def greedy(logits_BV: Tensor) -> Tensor:
+    """The most likely token ``[B]``; among equals the one with the lowest id."""
+    # torch.argmax does not promise which of equal entries it returns.
+    ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
+    best = logits_BV == logits_BV.amax(-1, keepdim=True)
+    return ids_V.where(best, logits_BV.shape[-1]).amin(-1)
+
+
+def apply_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
+    """``logits / temperature``, shifted so that the best is 0: nothing overflows as T nears 0."""
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive here (0 is greedy), got {temperature}")
+    return (logits_BV - logits_BV.amax(-1, keepdim=True)) / temperature
+
+
+def filter_top_k(logits_BV: Tensor, k: int) -> Tensor:
+    """Logits with all but the ``k`` best at minus infinity; ties with the k-th stay. 0 = off."""
+    if k < 0:
+        raise ValueError(f"top_k must be 0 (off) or positive, got {k}")
+    if k == 0 or k >= logits_BV.shape[-1]:
+        return logits_BV
+    kth = logits_BV.topk(k, dim=-1).values[..., -1:]
+    return logits_BV.masked_fill(logits_BV < kth, -math.inf)
+
+
+def filter_top_p(logits_BV: Tensor, p: float) -> Tensor:
+    """Logits outside the nucleus at minus infinity. arXiv:1904.09751.
+
+    Going down from the likeliest, a token stays while the mass before it is below ``p``: the token
+    that crosses ``p`` stays, and so does the best token at ``p = 0``. Equal tokens go by id.
+    """
+    if not 0 <= p <= 1:
+        raise ValueError(f"top_p must lie in 0 to 1, got {p}")
+    if p == 1:
+        return logits_BV
+    order = logits_BV.argsort(dim=-1, descending=True, stable=True)
+    probs = logits_BV.gather(-1, order).softmax(-1, dtype=torch.float64)
+    dropped = probs.cumsum(-1) - probs >= p
+    dropped[..., 0] = False
+    return logits_BV.masked_fill(dropped.gather(-1, order.argsort(-1)), -math.inf)
+
+
+def filter_min_p(logits_BV: Tensor, p: float) -> Tensor:
+    """Logits of tokens less likely than ``p`` times the best at minus infinity. arXiv:2407.01082"""
+    if not 0 <= p <= 1:
+        raise ValueError(f"min_p must lie in 0 to 1, got {p}")
+    probs = logits_BV.softmax(-1, dtype=torch.float64)
+    return logits_BV.masked_fill(probs < p * probs.amax(-1, keepdim=True), -math.inf)
+
+
+def draw(probs_BV: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One token ``[B]`` per row by inverse transform: one uniform number a row, in row order.
+
+    The token is the first whose cumulative mass exceeds ``u`` times the total, so a token of
+    probability 0 is never drawn. Rows need not be normalised; a row without mass, a negative entry
+    or a NaN is a ``ValueError``.
+    """
+    mass = probs_BV.double()
+    total = mass.sum(-1, keepdim=True)
+    if not ((mass >= 0).all() and (total > 0).all() and total.isfinite().all()):
+        raise ValueError("probabilities must be finite, at least 0, and not all 0 in a row")
+    u = torch.rand(total.shape, generator=generator, dtype=torch.float64)
+    cumulative = mass.cumsum(-1)
+    # The running sum may end an ulp beside the total; its own last entry is the bound to use.
+    return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Temperature, then top-k, then top-p, then min-p, then a draw: transformers' order.
+
+    ``temperature=0``, ``top_k=1`` and ``top_p=0`` each mean greedy, exactly, and use no random
+    number. ``top_k=0``, ``top_p=1`` and ``min_p=0`` are off.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
+        if self.top_k < 0 or self.top_k != int(self.top_k):
+            raise ValueError(f"top_k must be 0 (off) or a positive integer, got {self.top_k}")
+        for name, value in (("top_p", self.top_p), ("min_p", self.min_p)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie in 0 to 1, got {value}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1 or self.top_p == 0
+
+    def probabilities(self, logits_BV: Tensor) -> Tensor:
+        """The distribution drawn from, ``[B, V]`` in float64, each row summing to 1."""
+        if logits_BV.isnan().any():
+            raise ValueError("logits hold NaN: there is nothing to sample from")
+        if self.is_greedy:
+            one_hot = torch.nn.functional.one_hot(greedy(logits_BV), logits_BV.shape[-1])
+            return one_hot.double()
+        kept = apply_temperature(logits_BV, self.temperature)
+        kept = filter_min_p(filter_top_p(filter_top_k(kept, self.top_k), self.top_p), self.min_p)
+        return kept.softmax(-1, dtype=torch.float64)
+
+    def __call__(self, logits_BV: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """The next token of each row, ``[B]``."""
+        if self.is_greedy:
+            if logits_BV.isnan().any():
+                raise ValueError("logits hold NaN: there is nothing to sample from")
+            return greedy(logits_BV)
+        return draw(self.probabilities(logits_BV), generator)

@@ -1,0 +1,50 @@
+"""Sizes as people write them: GiB is 2^30 bytes, GB is 10^9, and they differ by 7 percent."""
+
+import re
+
+_IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SI = ("B", "kB", "MB", "GB", "TB", "PB")
+_FACTORS = {
+    "": 1,
+    **{unit.lower(): 1024**power for power, unit in enumerate(_IEC)},
+    **{unit.lower(): 1000**power for power, unit in enumerate(_SI)},
+    # A bare letter is how people write token counts: a 32k context holds 32 x 1024 tokens.
+    **{letter: 1024 ** (power + 1) for power, letter in enumerate("kmgt")},
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def _scaled(num_bytes: float, base: int, units: tuple[str, ...]) -> str:
+    if num_bytes < 0:
+        raise ValueError(f"a size in bytes cannot be negative, got {num_bytes}")
+    value, power = float(num_bytes), 0
+    # 1023.999 KiB would print as 1024 KiB: step up as soon as the rounded figure reaches the base.
+    while power + 1 < len(units) and round(value, 2) >= base:
+        value, power = value / base, power + 1
+    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {units[power]}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size in binary units, two decimals at most: ``327680`` gives ``320 KiB``."""
+    return _scaled(num_bytes, 1024, _IEC)
+
+
+def format_si_bytes(num_bytes: float) -> str:
+    """A size in decimal units, two decimals at most: ``141107412992`` gives ``141.11 GB``."""
+    return _scaled(num_bytes, 1000, _SI)
+
+
+def parse_size(text: str | int) -> int:
+    """The integer that a readable size stands for.
+
+    ``80GB`` is decimal, ``80GiB`` is binary, and a bare letter is binary as in context lengths:
+    ``32k`` is 32,768. Raises ``ValueError`` for anything else, negative or fractional results
+    included.
+    """
+    match = _SIZE.fullmatch(str(text))
+    if match is None or match[2].lower() not in _FACTORS:
+        raise ValueError(f"cannot read the size {text!r}: write a number and one of k, GB, GiB, …")
+    value = float(match[1]) * _FACTORS[match[2].lower()]
+    if value != int(value):
+        raise ValueError(f"the size {text!r} is not a whole number: it gives {value}")
+    return int(value)

@@ -1,0 +1,100 @@
+"""Loading a model and its tokenizer: a packaged GGUF, a folder of safetensors, or a hub name."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from refimpl.architecture import Architecture
+from refimpl.model import Decoder
+from refimpl.weights import folder, gguf
+from refimpl.weights.locate import MODEL_NAME, MODEL_SHA256, cache_path, fetch, find_model, verify
+from refimpl.weights.tokenizer import Tokenizer
+
+__all__ = [
+    "MODEL_NAME",
+    "MODEL_SHA256",
+    "Tokenizer",
+    "cache_path",
+    "fetch",
+    "find_model",
+    "load",
+    "verify",
+]
+
+
+def load(name: str, *, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Tokenizer]:
+    """A decoder in ``dtype`` and its tokenizer.
+
+    ``name`` is ``smollm2-135m`` (the packaged file), a path of a ``.gguf`` file, a folder with
+    ``config.json``, ``tokenizer.json`` and safetensors, or a hub name ``owner/model``. Pickled
+    weights are refused. Raises ``ValueError`` with one line for a file that is damaged or of a
+    family that the decoder does not cover.
+    """
+    if not dtype.is_floating_point:
+        raise ValueError(f"weights are loaded as floating point, got {dtype}")
+    if name.lower() == MODEL_NAME:
+        path = find_model()
+        verify(path)
+        return _from_gguf(path, dtype, name=MODEL_NAME)
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return _from_gguf(path, dtype)
+    if path.is_dir():
+        return _from_folder(path, dtype)
+    if path.exists():
+        raise ValueError(f"{name!r} is neither a folder nor a .gguf file; pickles are not read")
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _from_folder(_hub_folder(name), dtype)
+    raise ValueError(
+        f"no model {name!r}: give {MODEL_NAME}, a folder, a .gguf file or a hub name owner/model"
+    )
+
+
+def _from_gguf(
+    path: Path, dtype: torch.dtype, name: str | None = None
+) -> tuple[Decoder, Tokenizer]:
+    metadata, tensors = gguf.read_gguf(path)
+    arch, renamed = gguf.decoder_tensors(metadata, tensors)
+    arch = dataclasses.replace(arch, name=name or arch.name)
+    return _build(arch, renamed, dtype), Tokenizer.from_gguf(metadata)
+
+
+def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer]:
+    arch, renamed = folder.decoder_tensors(path)
+    return _build(arch, renamed, dtype), Tokenizer.from_folder(path)
+
+
+def _hub_folder(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors*"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise OSError(f"could not get {name!r} from the hub: {reason}") from error
+
+
+def _build(arch: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
+    """A decoder that holds ``tensors``, names as in :class:`Decoder`; each must be there and fit."""
+    with torch.device("meta"):
+        model = Decoder(arch)
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if arch.tie_embeddings:
+        tensors = {**tensors, "head.weight": tensors["embed.weight"]}
+    missing, extra = (
+        sorted(expected.keys() - tensors.keys()),
+        sorted(tensors.keys() - expected.keys()),
+    )
+    if missing or extra:
+        raise ValueError(f"the weights do not fit: missing {missing[:3]}, not known {extra[:3]}")
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{name} is {tuple(tensors[name].shape)}, the config says {shape}")
+    model.load_state_dict({n: t.to(dtype) for n, t in tensors.items()}, assign=True)
+    if arch.tie_embeddings:
+        model.head.weight = model.embed.weight
+    return model.requires_grad_(False).eval()

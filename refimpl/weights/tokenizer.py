@@ -1,0 +1,100 @@
+"""Text to token ids and back."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class Tokenizer:
+    """Text to token ids and back, and the chat template that the model was tuned with."""
+
+    def __init__(
+        self, inner: Any, *, eos_id: int, chat_template: str | None, bos: str = ""
+    ) -> None:
+        self.inner, self.eos_id = inner, eos_id
+        self._chat_template, self._bos = chat_template, bos
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; special tokens written in the text count as such, none are added."""
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of the ids, special tokens included; incomplete UTF-8 shows as U+FFFD."""
+        return self.inner.decode([int(token) for token in tokens], skip_special_tokens=False)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of a conversation, ``{"role": …, "content": …}`` each, up to the answer's start."""
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        if self._chat_template is None:
+            raise ValueError("this tokenizer has no chat template: use encode")
+        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
+            self._chat_template
+        )
+        text = template.render(
+            messages=list(messages),
+            add_generation_prompt=True,
+            bos_token=self._bos,
+            eos_token=self.decode([self.eos_id]),
+        )
+        return self.encode(text)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """Byte-level BPE from the vocabulary and merges that the GGUF file carries."""
+        from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+        if metadata.get("tokenizer.ggml.pre") != "smollm":
+            raise ValueError(
+                f"the pre-tokenizer {metadata.get('tokenizer.ggml.pre')!r} is not known: only "
+                "'smollm' is"
+            )
+        tokens = metadata["tokenizer.ggml.tokens"]
+        merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
+        inner = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+        inner.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+            ]
+        )
+        inner.decoder = decoders.ByteLevel()
+        kinds = metadata["tokenizer.ggml.token_type"]
+        special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
+        inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+        return cls(
+            inner,
+            eos_id=metadata["tokenizer.ggml.eos_token_id"],
+            chat_template=metadata.get("tokenizer.chat_template"),
+            bos=tokens[metadata.get("tokenizer.ggml.bos_token_id", 0)],
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """The tokenizer of ``tokenizer.json``, its specials from ``tokenizer_config.json``."""
+        from tokenizers import Tokenizer
+
+        if not (folder / "tokenizer.json").is_file():
+            raise ValueError(f"{folder.name}/ has no tokenizer.json")
+        inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+        def text(key: str) -> str:
+            token = config.get(key) or ""
+            return token["content"] if isinstance(token, dict) else token
+
+        eos_id = inner.token_to_id(text("eos_token")) if text("eos_token") else None
+        if eos_id is None:
+            raise ValueError(f"{folder.name}/tokenizer_config.json names no eos_token")
+        return cls(
+            inner,
+            eos_id=eos_id,
+            chat_template=config.get("chat_template"),
+            bos=text("bos_token"),
+        )

@@ -156,7 +156,7 @@ def _refuse_what_the_decoder_lacks(config: Mapping[str, Any]) -> None:
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """Base and scaling from ``rope_parameters`` (5.x) or ``rope_theta`` + ``rope_scaling`` (4.x)."""
+    """Base and scaling: ``rope_parameters`` (5.x), or ``rope_theta`` and ``rope_scaling`` (4.x)."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
     kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"

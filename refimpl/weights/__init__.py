@@ -79,7 +79,7 @@ def _hub_folder(name: str) -> Path:
 
 
 def _build(arch: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
-    """A decoder that holds ``tensors``, names as in :class:`Decoder`; each must be there and fit."""
+    """A decoder that holds ``tensors``, named as in :class:`Decoder`; all must be there and fit."""
     with torch.device("meta"):
         model = Decoder(arch)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -1,12 +1,14 @@
 """Reading a folder of safetensors, as transformers writes them, for the Llama family."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
 
 from refimpl.architecture import Architecture
 
+_TOP = {"model.embed_tokens": "embed", "model.norm": "norm", "lm_head": "head"}
 _LAYER = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "mlp_norm",
@@ -50,11 +52,25 @@ def decoder_tensors(folder: Path) -> tuple[Architecture, dict[str, Tensor]]:
 
 
 def _rename(name: str) -> str:
-    top = {"model.embed_tokens": "embed", "model.norm": "norm", "lm_head": "head"}
     module, _, leaf = name.rpartition(".")
-    if module in top:
-        return f"{top[module]}.{leaf}"
+    if module in _TOP:
+        return f"{_TOP[module]}.{leaf}"
     parts = module.split(".", 3)
     if parts[:2] == ["model", "layers"] and len(parts) == 4 and parts[3] in _LAYER:
         return f"layers.{parts[2]}.{_LAYER[parts[3]]}.{leaf}"
     return name
+
+
+def to_hf_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder's tensors under the names that transformers gives them."""
+    top = {ours: theirs for theirs, ours in _TOP.items()}
+    inner = {ours: theirs for theirs, ours in _LAYER.items()}
+    renamed = {}
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        parts = module.split(".", 2)
+        if parts[0] == "layers":
+            renamed[f"model.layers.{parts[1]}.{inner[parts[2]]}.{leaf}"] = tensor
+        else:
+            renamed[f"{top[module]}.{leaf}"] = tensor
+    return renamed

@@ -21,15 +21,6 @@ from labkit.kernels import kernel_environment
 from labkit.pins import reason_not_strict
 
 
-def _threads() -> int:
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return max(1, min(2, (os.cpu_count() or 1) // workers))
-
-
-# Before any test module imports torch, and inherited by every kernel.
-os.environ.update(kernel_environment(None if "OMP_NUM_THREADS" in os.environ else _threads()))
-
-
 class KernelStartWarning(UserWarning):
     """A notebook's kernel did not start and was started a second time."""
 
@@ -55,9 +46,14 @@ def start_twice(kernel_class: type) -> type:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose strict or lax comparison and make kernels patient."""
+    """Fix the environment, choose strict or lax comparison, make kernels patient."""
     import nbval.plugin
 
+    # Before any test module imports torch; workers and kernels inherit it.
+    workers = getattr(config.option, "numprocesses", None) or 1
+    is_set = "OMP_NUM_THREADS" in os.environ
+    threads = None if is_set else max(1, min(2, (os.cpu_count() or 1) // workers))
+    os.environ.update(kernel_environment(threads))
     if not getattr(nbval.plugin.RunningKernel, "is_patient", False):
         nbval.plugin.RunningKernel = start_twice(nbval.plugin.RunningKernel)
         nbval.plugin.RunningKernel.is_patient = True

@@ -63,5 +63,7 @@ def kernel_environment(threads: int | None = None) -> dict[str, str]:
     if threads is not None:
         env["OMP_NUM_THREADS"] = str(threads)
     env.setdefault("OMP_NUM_THREADS", "2")
+    # The tree that is built and tested is the one that is imported, wherever this Python looks.
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     return env

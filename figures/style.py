@@ -202,6 +202,17 @@ def wrap(words: str, width: float, size: float = BASE, weight: str = "normal") -
     return best
 
 
+def plain_chart(title: str, *, x: str, y: str, height: float) -> tuple[Figure, Axes]:
+    """A figure with one chart: the takeaway above, the quantity of y under it, of x below."""
+    figure, page = canvas(height)
+    top = headline(page, title)
+    label(page, MARGIN, top + 4, y, size=SMALL, colour=MUTED)
+    axes = chart(figure, 44, top + 16, WIDTH - 44 - 18, height - top - 16 - 42)
+    axes.set_xlabel(x)
+    axes.grid(axis="y")
+    return figure, axes
+
+
 def headline(axes: Axes, takeaway: str) -> float:
     """Write the takeaway as the figure's title; the y below it."""
     lines = wrap(takeaway, WIDTH - 2 * MARGIN, TITLE, "bold")
@@ -361,20 +372,23 @@ _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _ID = re.compile(r'\bid="([^"]+)"')
 
 
-def to_svg(figure: Figure, *, name: str, alt: str) -> bytes:
+def to_svg(figure: Figure, *, name: str, alt: str, as_paths: bool = True) -> bytes:
     """The figure as SVG that is the same on every run.
 
     Type becomes paths, there is no date, ids count up after ``name`` (so several figures can stand
     in one page), and coordinates are rounded to a hundredth of a point, which hides the last bit
-    that differs between processors. ``alt`` becomes the title that screen readers speak.
+    that differs between processors. ``alt`` becomes the title that screen readers speak. With
+    ``as_paths`` False, type stays type: a fifth of the size, at the mercy of the reader's fonts.
     """
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    with mpl.rc_context({"svg.fonttype": "path" if as_paths else "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     body = buffer.getvalue().decode("utf-8")
     body = body[body.index("<svg") :]
     body = re.sub(r"\s*<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
     body = re.sub(r'\b(d|x|y)="[^"]*"', lambda m: _NUMBER.sub(_rounded, m[0]), body)
     body = re.sub(r"translate\([^)]*\)", lambda m: _NUMBER.sub(_rounded, m[0]), body)
+    body = body.replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     body = _renumbered(body, name)
     body = _opening(body, name, alt)
     return ("\n".join(text.rstrip() for text in body.splitlines()) + "\n").encode("utf-8")

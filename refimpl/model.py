@@ -113,11 +113,7 @@ class Decoder(nn.Module):
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
         self.arch = arch
-        # nn.Embedding(V, M) draws the same numbers, but on the meta device, where a loader builds
-        # its empty model, its way of drawing imports torch's compiler and Triton: 1.5 s.
-        self.embed = nn.Embedding.from_pretrained(
-            torch.randn(arch.vocab_size, arch.model_width), freeze=False
-        )
+        self.embed = nn.Embedding(arch.vocab_size, arch.model_width)
         self.layers = nn.ModuleList(Layer(arch) for _ in range(arch.num_layers))
         self.norm = RMSNorm(arch.model_width, arch.norm_eps)
         self.head = nn.Linear(arch.model_width, arch.vocab_size, bias=False)

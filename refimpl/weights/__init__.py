@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from refimpl.architecture import Architecture
 from refimpl.model import Decoder
@@ -80,7 +82,7 @@ def _hub_folder(name: str) -> Path:
 
 def _build(arch: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
     """A decoder that holds ``tensors``, named as in :class:`Decoder`; all must be there and fit."""
-    with torch.device("meta"):
+    with _NoInitialValues(), torch.device("meta"):
         model = Decoder(arch)
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if arch.tie_embeddings:
@@ -98,3 +100,18 @@ def _build(arch: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype
     if arch.tie_embeddings:
         model.head.weight = model.embed.weight
     return model.requires_grad_(False).eval()
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Leaves out ``torch.nn.init``: every weight is about to be replaced by one from the file.
+
+    Drawing on the meta device would also import torch's compiler, and Triton with it: 1.5 s.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)

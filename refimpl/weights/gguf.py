@@ -171,7 +171,9 @@ def _unpack_q4_1(raw: np.ndarray) -> np.ndarray:
     step, low = blocks[:, :4].copy().view(np.float16).astype(np.float32).T[..., None]
     packed = blocks[:, 4:]
     # Low nibbles are weights 0 to 15, high nibbles 16 to 31.
-    weights = np.concatenate((packed & 15, packed >> 4), axis=1).astype(np.float32)
+    weights = np.empty((len(blocks), 32), np.float32)
+    weights[:, :16] = packed & 15
+    weights[:, 16:] = packed >> 4
     weights *= step
     weights += low
     return weights

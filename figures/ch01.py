@@ -534,10 +534,10 @@ def work_data(name: str = MODEL, longest: int = 1024, points: int = 65) -> Data:
 
 
 def _plot_work(data: Data, title: str) -> Figure:
-    figure, axes = style.canvas(288)
+    figure, axes = style.canvas(280)
     top = style.headline(axes, title)
     style.label(axes, MARGIN, top + 4, "work of one step (GFLOP)", size=SMALL, colour=MUTED)
-    plot = style.chart(figure, 34, top + 16, 308, 288 - top - 16 - 42)
+    plot = style.chart(figure, 34, top + 16, 308, 280 - top - 16 - 36)
     steps = data["steps"]
     linear = [flops / 1e9 for flops in data["naive_linear"]]
     total = [

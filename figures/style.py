@@ -11,9 +11,10 @@ work done again. Their lightness rises in even steps, so that a grey print keeps
 from __future__ import annotations
 
 import io
+import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 
@@ -207,10 +208,24 @@ def plain_chart(title: str, *, x: str, y: str, height: float) -> tuple[Figure, A
     figure, page = canvas(height)
     top = headline(page, title)
     label(page, MARGIN, top + 4, y, size=SMALL, colour=MUTED)
-    axes = chart(figure, 44, top + 16, WIDTH - 44 - 18, height - top - 16 - 42)
+    axes = chart(figure, 44, top + 16, WIDTH - 44 - 18, height - top - 16 - 36)
     axes.set_xlabel(x)
     axes.grid(axis="y")
     return figure, axes
+
+
+def spread(values: Mapping[str, float], low: float, high: float, gap: float) -> dict[str, float]:
+    """Heights in [0, 1] for labels at these values of a log axis, at least ``gap`` apart."""
+    heights = {
+        words: math.log(value / low) / math.log(high / low) for words, value in values.items()
+    }
+    order = sorted(heights, key=heights.__getitem__)
+    for below, above in zip(order, order[1:], strict=False):
+        lacking = gap - (heights[above] - heights[below])
+        if lacking > 0:
+            heights[below] -= lacking / 2
+            heights[above] += lacking / 2
+    return heights
 
 
 def headline(axes: Axes, takeaway: str) -> float:

@@ -33,7 +33,7 @@ def attention_flops(
 def forward_flops(arch: Architecture, num_new: int, num_stored: int = 0, batch: int = 1) -> int:
     """Matrix-product FLOPs of one forward pass over ``num_new`` tokens a row.
 
-    Norms, rotations, softmax and activations are not counted: they are under 1 percent.
+    Norms, rotations, softmax and activations are not counted.
     """
     _check(batch=batch)
     return batch * (linear_flops(arch, num_new) + attention_flops(arch, num_new, num_stored))

@@ -187,6 +187,7 @@ def execute(notebook: NotebookNode, folder: Path, label: str) -> NotebookNode:
         kernel_manager_class=ThisKernelManager,
         resources={"metadata": {"path": str(folder)}},
         record_timing=False,
+        extra_arguments=["--log-level=40"],  # errors only: its warnings are not about the book
         on_cell_executed=progress.cell_done,
     )
     try:

@@ -1,47 +1,12 @@
-"""Stored keys and values: the protocol every cache follows, and the two contiguous ones."""
+"""The two contiguous caches: one reserved at once and written in place, one that concatenates."""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from refimpl.architecture import Architecture
-
-Lengths = Tensor | Sequence[int]
-
-
-@runtime_checkable
-class KVCache(Protocol):
-    """What a model needs of a cache, and what a decoding loop needs to take tokens back.
-
-    A step appends to every layer in turn. ``num_tokens`` counts, per row, the tokens that all
-    layers hold, so in the middle of a step it is still the count from before it.
-    """
-
-    dtype: torch.dtype
-
-    def append(
-        self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor, lengths_B: Lengths | None = None
-    ) -> None:
-        """Store ``T`` new tokens of one layer; with ``lengths_B``, only each row's first ones."""
-
-    def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[B, G, S, D]`` with ``S`` the longest row; shorter rows end in junk."""
-
-    def truncate(self, lengths_B: Lengths) -> None:
-        """Forget all but each row's first tokens."""
-
-    def reorder(self, rows_B: Lengths) -> None:
-        """Make row ``i`` a copy of what row ``rows_B[i]`` was; the batch takes the new length."""
-
-    @property
-    def num_tokens(self) -> Tensor:
-        """Tokens held, long ``[B]``."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory that the keys and values occupy, reserved slots included."""
+from refimpl.cache.protocol import Lengths, integers
 
 
 class _Rows:
@@ -98,7 +63,7 @@ class _Rows:
         self, name: str, values: Lengths, low: int, high: Sequence[int], size: int | None = None
     ) -> list[int]:
         """``values`` as plain integers, each inside ``low`` to ``high``."""
-        rows = _integers(name, values)
+        rows = integers(name, values)
         size = self.batch_size if size is None else size
         if len(rows) != size:
             raise ValueError(f"{name} needs one entry for each of {size} rows, got {len(rows)}")
@@ -115,7 +80,7 @@ class _Rows:
 
     def reorder(self, rows_B: Lengths) -> None:
         """Make row ``i`` a copy of what row ``rows_B[i]`` was; the batch takes the new length."""
-        rows = _integers("rows_B", rows_B)
+        rows = integers("rows_B", rows_B)
         if not rows:
             raise ValueError("rows_B is empty: a cache has at least one row")
         last = self.batch_size - 1
@@ -230,8 +195,8 @@ class ConcatenatingCache(_Rows):
 
     def truncate(self, lengths_B: Lengths) -> None:
         """Forget all but each row's first tokens; rows must keep one length."""
-        if len(set(_integers("lengths_B", lengths_B))) > 1:
-            raise ValueError(f"rows must keep one length, got {_integers('', lengths_B)}")
+        if len(set(integers("lengths_B", lengths_B))) > 1:
+            raise ValueError(f"rows must keep one length, got {integers('', lengths_B)}")
         super().truncate(lengths_B)
 
     def _forget(self, held: list[list[int]]) -> None:
@@ -243,17 +208,3 @@ class ConcatenatingCache(_Rows):
         for buffers in (self._k, self._v):
             for layer, buffer in enumerate(buffers):
                 buffers[layer] = buffer.index_select(0, rows)
-
-
-def _integers(name: str, values: Lengths) -> list[int]:
-    if isinstance(values, Tensor):
-        if values.is_floating_point() or values.dtype == torch.bool or values.dim() != 1:
-            raise ValueError(
-                f"{name} must be a 1-D tensor of integers, got {values.dtype} of shape "
-                f"{tuple(values.shape)}"
-            )
-        return values.tolist()
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{name} must hold integers, got {value!r}")
-    return list(values)

@@ -44,7 +44,9 @@ class _Page(HTMLParser):
         self.links: list[str] = []
         self.loads: list[str] = []
         self.images: list[tuple[str, str | None]] = []
+        self.untitled_drawings = 0
         self._style = False
+        self._untitled = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
@@ -55,6 +57,10 @@ class _Page(HTMLParser):
                 self.ids.add(value)
         if tag == "a" and values.get("href") is not None:
             self.links.append(str(values["href"]))
+        if tag == "svg" and values.get("aria-hidden") != "true":
+            self._untitled = not (values.get("aria-label") or "").strip()
+        if tag == "title":
+            self._untitled = False
         if tag == "img":
             self.images.append((values.get("src") or "", values.get("alt")))
         if not (tag == "link" and _VOID_LINKS & set((values.get("rel") or "").split())):
@@ -70,6 +76,9 @@ class _Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._style = False
+        if tag == "svg":
+            self.untitled_drawings += self._untitled
+            self._untitled = False
 
     def handle_data(self, data: str) -> None:
         if self._style:
@@ -91,7 +100,8 @@ def problems(root: Path | str) -> list[str]:
     """Every breach found under ``root``, as ``page: what``; empty for a sound site.
 
     Outside scripts, styles, images, fonts and frames; links to a page, file or anchor that does not
-    exist; images whose alt text is absent, empty or a file name; ids used twice on a page.
+    exist; images whose alt text is absent, empty or a file name, drawings
+    without a title; ids used twice on a page.
     """
     root = Path(root).resolve()
     pages: dict[Path, _Page] = {}
@@ -130,6 +140,8 @@ def _page_problems(root: Path, path: Path, pages: dict[Path, _Page]) -> Iterator
     for source, alt in page.images:
         if alt is None or not alt.strip() or _FILE_NAME.fullmatch(alt.strip()):
             yield f"image {source[-60:]} has no alt text (alt={alt!r})"
+    if page.untitled_drawings:
+        yield f"{page.untitled_drawings} inline drawings have neither title nor aria-label"
     for address in page.links:
         parts = urlsplit(address)
         if parts.scheme or parts.netloc:

@@ -9,7 +9,6 @@ sys.path.insert(0, str(HERE))
 
 project = "Bytes over Bandwidth"
 html_title = "Bytes over Bandwidth"
-copyright = "the authors"  # noqa: A001 (Sphinx's name for it)
 language = "en"
 
 extensions = [
@@ -62,9 +61,9 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "pygments_light_style": "friendly",
     "pygments_dark_style": "nord",
-    "extra_footer": (
-        "Text and figures: CC BY 4.0. Code: Apache-2.0. Chapters marked planned are not written."
-    ),
+    "navbar_persistent": [],
+    "footer_content_items": ["extra-footer.html"],
+    "extra_footer": "Text and figures: CC BY 4.0. Code: Apache-2.0.",
 }
 
 copybutton_selector = "div.cell_input div.highlight pre, div.highlight-bash div.highlight pre"

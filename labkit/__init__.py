@@ -16,7 +16,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_FROM_NOTEBOOK = ("predict", "reveal_prediction", "setup", "show", "table")
+_FROM_NOTEBOOK = (
+    "figure",
+    "predict",
+    "ratio_of_medians",
+    "reveal_prediction",
+    "setup",
+    "show",
+    "table",
+)
 _SUBMODULES = ("build", "check", "mutants", "notebook", "sabotage", "tasks")
 
 __all__ = ["check", *_FROM_NOTEBOOK]

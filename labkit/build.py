@@ -19,7 +19,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -37,7 +36,6 @@ from labkit.kernels import ROOT, ThisKernelManager, kernel_environment
 
 CELL_TIMEOUT_S = 120
 KERNEL_START_TIMEOUT_S = 180
-RENDER_TIMEOUT_S = 900
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -193,7 +191,7 @@ def execute(notebook: NotebookNode, folder: Path, label: str) -> NotebookNode:
     try:
         client.execute(env=kernel_environment())
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        number = min(progress.done, len(code_cells))
+        number = min(progress.done + 1, len(code_cells))  # the cell that was running
         if isinstance(error, CellExecutionError):
             number = max(
                 (i for i, cell in enumerate(code_cells, 1) if cell.execution_count), default=number
@@ -279,51 +277,20 @@ def out_of_date(book: Book) -> Iterator[str]:
 # --- the site ---------------------------------------------------------------------------------
 
 
-def assemble(book: Book) -> Path:
-    """Lay out what Sphinx reads under ``_build/source``: site/, notebooks, figures; return it.
-
-    Only files whose bytes changed are touched, so that Sphinx renders only those again.
-    """
-    source = book.build / "source"
-    wanted: dict[Path, Path] = {}
-    for base, prefix, pattern in (
-        (book.root / "site", Path("."), "**/*"),
-        (book.build / "notebooks", Path("."), "**/*.ipynb"),
-        (book.root / "exercises", Path("exercises"), "*.ipynb"),
-        (book.root / "figures" / "svg", Path("figures/svg"), "**/*.svg"),
-    ):
-        for path in sorted(base.glob(pattern)):
-            if path.is_file() and "__pycache__" not in path.parts:
-                wanted[source / prefix / path.relative_to(base)] = path
-    for target, origin in wanted.items():
-        if not target.exists() or target.read_bytes() != origin.read_bytes():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(origin, target)
-    for target in source.rglob("*"):
-        if target.is_file() and target not in wanted:
-            target.unlink()
-    return source
-
-
 def render(book: Book) -> Path:
-    """Render the site with warnings as errors; return its front page.
+    """Render the site from the executed notebooks; return its front page.
 
     Raises:
-        BuildError: Sphinx found something wrong, or took too long.
+        BuildError: there is nothing to render, or ``site/render.py`` found something wrong.
     """
-    if not (book.root / "site" / "conf.py").exists():
-        raise BuildError("site/conf.py is missing: there is no site to render")
-    source, html = assemble(book), book.build / "html"
-    print("site: rendering", flush=True)
+    script, html = book.root / "site" / "render.py", book.build / "html"
+    notebooks = book.build / "notebooks"
+    if not any(notebooks.glob("chapters/*.ipynb")):
+        raise BuildError("no chapter is executed yet: run `python -m labkit.build book`")
     start = time.monotonic()
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q"]
-    command += ["-d", str(book.build / "doctrees"), str(source), str(html)]
-    try:
-        result = subprocess.run(command, cwd=book.root, timeout=RENDER_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"site: no end after {RENDER_TIMEOUT_S} s") from error
-    if result.returncode:
-        raise BuildError("site: Sphinx stopped; its messages are above")
+    command = [sys.executable, str(script), "--notebooks", str(notebooks), "--out", str(html)]
+    if subprocess.run(command, cwd=book.root, check=False).returncode:
+        raise BuildError("the site was not rendered; its messages are above")
     print(f"  done in {time.monotonic() - start:.0f} s", flush=True)
     return html / "index.html"
 

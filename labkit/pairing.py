@@ -86,9 +86,10 @@ def tags(cell: NotebookNode) -> list[str]:
 def normalise(notebook: NotebookNode) -> list[str]:
     """Remove from executed cells whatever changes from run to run; return what stderr said.
 
-    The kernel's version leaves the metadata; execution counts become 1, 2, 3…; stream chunks of one name are merged; text that a carriage
-    return wrote over is dropped, as nbval does; stderr is removed (it holds other packages'
-    warnings, with paths) and returned, so that the caller can show it.
+    The kernel's version leaves the metadata; execution counts become 1, 2, 3…; stream chunks of
+    one name are merged; text that a carriage return wrote over is dropped, as nbval does; stderr
+    is removed (it holds other packages' warnings, with paths) and returned, so that the caller
+    can show it.
     """
     notebook.metadata = nbformat.from_dict(copy.deepcopy(METADATA))
     noise: list[str] = []

@@ -634,17 +634,6 @@ def test_what_an_output_depends_on_is_in_the_hash(tmp_path: Path) -> None:
     assert len(seen) == 5, "each source counts, a drawn figure does not"
 
 
-def test_only_changed_files_reach_sphinx(tmp_path: Path) -> None:
-    book = small_book(tmp_path)
-    for name in ("site/conf.py", "site/_static/x.css", "_build/notebooks/chapters/01_tiny.ipynb"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("1")
-    source = build.assemble(book)
-    copied = {path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file()}
-    assert copied == {"conf.py", "_static/x.css", "chapters/01_tiny.ipynb"}
-    before = (source / "conf.py").stat().st_mtime_ns
-    (tmp_path / "site" / "_static" / "x.css").unlink()
-    build.assemble(book)
-    assert (source / "conf.py").stat().st_mtime_ns == before
-    assert not (source / "_static" / "x.css").exists()
+def test_a_site_needs_executed_chapters(tmp_path: Path) -> None:
+    with pytest.raises(build.BuildError, match="no chapter is executed"):
+        build.render(small_book(tmp_path))

@@ -73,10 +73,11 @@ def attend(
         scores = scores.masked_fill(~allowed[:, None, None], -math.inf)
         # Zero times NaN is NaN: a value that nobody may read is replaced, not just weighted by 0.
         v = v.masked_fill(~allowed.any(dim=1)[:, None, :, None], 0.0)
-    lse = torch.logsumexp(scores, dim=-1, keepdim=True)
-    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0))
+    weights = scores.softmax(dim=-1)
+    if allowed is not None:  # the softmax of nothing is NaN, its weights are meant to be 0
+        weights = weights.masked_fill(~allowed.any(dim=2)[:, None, None, :, None], 0.0)
     out = (weights @ v[:, :, None]).reshape(B, H, T, -1).to(q_BHTD.dtype)
-    return (out, lse.reshape(B, H, T)) if return_lse else out
+    return (out, scores.logsumexp(dim=-1).reshape(B, H, T)) if return_lse else out
 
 
 def attend_latent(
@@ -117,8 +118,8 @@ def attend_latent(
 
 def soft_cap(scores: Tensor, cap: float) -> Tensor:
     """``cap * tanh(scores / cap)``: near the identity for small scores, bounded by ``cap``."""
-    if not cap > 0:
-        raise ValueError(f"a cap on scores must be positive, got {cap}")
+    if not 0 < cap < math.inf:
+        raise ValueError(f"a cap on scores must be positive and finite, got {cap}")
     return cap * torch.tanh(scores / cap)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from labkit.compare import as_array, difference, size
 from labkit.examine import examine
+from labkit.notebook import table
 from labkit.tasks import Task, all_tasks
 
 __all__ = ["CheckFailed", "hint", "progress", "reveal", "same"]
@@ -140,7 +141,7 @@ def progress(chapter: int | None = None) -> None:
         raise ValueError(f"no exercises for chapter {chapter!r}; there are some for {known}")
     tried = {t.chapter for t in tasks if t.name in _session}
     wanted = {chapter} if chapter is not None else tried
-    rows = [("task", "state", "points", "attempts", "hints")]
+    rows = []
     earned = possible = 0
     for task in tasks:
         if wanted and task.chapter not in wanted:
@@ -158,11 +159,7 @@ def progress(chapter: int | None = None) -> None:
             )
         )
     rows.append(("total", "", f"{earned}/{possible}", "", ""))
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    for row in rows:
-        left = "  ".join(cell.ljust(w) for cell, w in zip(row[:2], widths[:2], strict=True))
-        right = "  ".join(cell.rjust(w) for cell, w in zip(row[2:], widths[2:], strict=True))
-        print(f"{left}  {right}".rstrip())
+    table(rows, headers=["task", "state", "points", "attempts", "hints"], align="llrrr")
 
 
 def grade(task: Task, function: Callable[..., Any]) -> None:

@@ -173,6 +173,8 @@ def _difference_of_arrays(
     text = f"expected {render(wanted)}, got {render(mine)}"
     if render(wanted) == render(mine):  # they differ beyond the six digits shown
         text = f"expected {wanted!s}, got {mine!s}"
+    if kind == "nan" and _is_nan(mine) and _is_nan(wanted):
+        text = "both are NaN, which proves nothing (equal_nan=True accepts it)"
     if a.ndim:
         place = index[0] if a.ndim == 1 else index
         text = f"at index {place} {text} ({int((~agrees).sum())} of {a.size} differ)"

@@ -62,7 +62,7 @@ class Failure:
         lines += _block("input", self._shown_input())
         lines += _block("expected", render(self.example.expected))
         lines += _block("got", self._shown_outcome())
-        if self.outcome.kind == "value":
+        if self.outcome.kind == "value" and self.outcome.value is not None:
             found = _mismatch(self.outcome, self.example, self.task)
             if found is not None and (found.kind in ("type", "shape") or found.index):
                 lines += _block("differs", found.text)

@@ -31,7 +31,7 @@ def _rms_norm_unit() -> Iterable[Example]:
 
 def _rms_norm_offset() -> Iterable[Example]:
     yield _rms_norm_example(torch.tensor([[[1.0, 3.0]]]), torch.ones(2), 1e-6)
-    yield _rms_norm_example(normal(1, 1, 2, 3) + 5, torch.ones(3), 1e-6)
+    yield _rms_norm_example(normal(1, 1, 1, 3) + 5, torch.ones(3), 1e-6)
 
 
 def _rms_norm_tokens() -> Iterable[Example]:

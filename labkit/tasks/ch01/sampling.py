@@ -467,12 +467,11 @@ def _next_token_probs_temperature() -> Iterable[Example]:
 def _next_token_probs_top_k() -> Iterable[Example]:
     yield _next_token_probs_example([1.0, 0.0, 2.0], top_k=2)
     yield _next_token_probs_example(_SPREAD, top_k=3)
-    yield _next_token_probs_example([0.5, 2.0, 2.0, 2.0, 1.0], top_k=2)
 
 
 def _next_token_probs_top_p() -> Iterable[Example]:
     yield _next_token_probs_example([1.0, 0.0, 2.0], top_p=0.8)
-    yield _next_token_probs_example(_SPREAD, top_p=0.9)
+    yield _next_token_probs_example(_SPREAD, top_p=0.85)
 
 
 def _next_token_probs_after_temperature() -> Iterable[Example]:
@@ -491,7 +490,8 @@ def _next_token_probs_min_p() -> Iterable[Example]:
 
 
 def _next_token_probs_together() -> Iterable[Example]:
-    yield _next_token_probs_example(_SPREAD, 1.7, top_k=5, top_p=0.92, min_p=0.35)
+    yield _next_token_probs_example([1.0, 0.0, 2.0, -0.5], top_k=3, top_p=0.7, min_p=0.2)
+    yield _next_token_probs_example(_SPREAD, 1.7, top_k=5, top_p=0.75, min_p=0.4)
 
 
 def _next_token_probs_corners() -> Iterable[Example]:
@@ -548,7 +548,7 @@ def _next_token_probs_variant(
     renormalise=True,
     absolute=False,
     crossing=False,
-    ties=False,
+    min_first=False,
 ):
     """The pipeline with one thing done wrong. Temperature 0 is a small one."""
     warm = temperature or 1e-6
@@ -557,7 +557,9 @@ def _next_token_probs_variant(
     seen = scaled if filter_at is None else scaled / factor * filter_at
     rank = torch.arange(len(seen))
     k = top_k or len(seen)
-    kept = seen >= seen[min(k, len(seen)) - 1] if ties else rank < k
+    kept = rank < k
+    if min_first:
+        kept = kept & (seen.exp() >= min_p * seen[0].exp())
     base = seen if full_nucleus else seen.masked_fill(~kept, -math.inf)
     probs = base.softmax(-1)
     mass = probs.cumsum(-1) if crossing else probs.cumsum(-1) - probs
@@ -594,8 +596,8 @@ def _next_token_probs_crossing(logits_V, temperature, top_k, top_p, min_p):
     return _next_token_probs_variant(logits_V, temperature, top_k, top_p, min_p, crossing=True)
 
 
-def _next_token_probs_ties(logits_V, temperature, top_k, top_p, min_p):
-    return _next_token_probs_variant(logits_V, temperature, top_k, top_p, min_p, ties=True)
+def _next_token_probs_min_first(logits_V, temperature, top_k, top_p, min_p):
+    return _next_token_probs_variant(logits_V, temperature, top_k, top_p, min_p, min_first=True)
 
 
 def _next_token_probs_zero(logits_V, temperature, top_k, top_p, min_p):
@@ -619,7 +621,7 @@ NEXT_TOKEN_PROBS = Task(
     spec=(
         "Probabilities [V] after temperature, top-k, top-p and min-p in this order, each filter "
         "applied to what the one before it left, renormalised; temperature 0 is the most likely "
-        "token alone, top_k = 0 is off, the lower id is kept first among equals, and min-p keeps "
+        "token alone, top_k = 0 is off, the lower id comes first among equals, and min-p keeps "
         "tokens at least min_p times as likely as the most likely."
     ),
     signature=(
@@ -629,12 +631,12 @@ NEXT_TOKEN_PROBS = Task(
     properties=(
         Property("with everything off it is the softmax", _next_token_probs_off),
         Property("logits are divided by the temperature", _next_token_probs_temperature),
-        Property("top-k keeps k tokens, the lower id first among equals", _next_token_probs_top_k),
+        Property("top-k keeps k tokens and renormalises", _next_token_probs_top_k),
         Property("top-p keeps the token that crosses p", _next_token_probs_top_p),
         Property("the nucleus is measured after temperature", _next_token_probs_after_temperature),
         Property("the nucleus is measured on what top-k left", _next_token_probs_after_top_k),
         Property("min-p is relative to the most likely token", _next_token_probs_min_p),
-        Property("all four together", _next_token_probs_together),
+        Property("all four together, in this order", _next_token_probs_together),
         Property("degenerate parameters", _next_token_probs_corners, edge=True),
     ),
     hints=(
@@ -677,9 +679,10 @@ NEXT_TOKEN_PROBS = Task(
             _next_token_probs_crossing,
         ),
         Mutant(
-            "top-k by value",
-            "every token tied with the k-th stays, so more than k are left; keep by rank",
-            _next_token_probs_ties,
+            "min-p before top-p",
+            "min-p ran first, so top-p was measured on fewer tokens and kept fewer: a nucleus "
+            "taken of what min-p left is smaller",
+            _next_token_probs_min_first,
         ),
         Mutant(
             "division by temperature 0",

@@ -36,6 +36,15 @@ class RopeScaling:
             )
         if self.factor < 1:
             raise ValueError(f"rope scaling factor must be at least 1, got {self.factor}")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"low_freq_factor must be positive and below high_freq_factor, got "
+                f"{self.low_freq_factor} and {self.high_freq_factor}"
+            )
+        if self.original_max_context < 1:
+            raise ValueError(
+                f"original_max_context must be at least 1, got {self.original_max_context}"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,13 +126,14 @@ class Architecture:
                     f"num_attention_heads {heads}"
                 )
             head_dim = width // heads
+        kv_heads = config.get("num_key_value_heads")
         theta, scaling = _rope(config)
         return cls(
             name=str(config.get("_name_or_path") or model_type),
             num_layers=_required(config, "num_hidden_layers"),
             model_width=width,
             num_query_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
+            num_kv_heads=heads if kv_heads is None else kv_heads,
             head_dim=head_dim,
             mlp_width=_required(config, "intermediate_size"),
             vocab_size=_required(config, "vocab_size"),
@@ -148,6 +158,8 @@ def _refuse_what_the_decoder_lacks(config: Mapping[str, Any]) -> None:
         "mlp_bias": (False,),
         "sliding_window": (None,),
         "pretraining_tp": (1,),
+        "partial_rotary_factor": (1.0,),
+        "quantization_config": (None,),
     }
     for key, allowed in unsupported.items():
         value = config.get(key)
@@ -160,21 +172,25 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
     kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+    if kind not in ("default", "linear", "llama3"):
+        RopeScaling(kind, 1.0)  # raises, and says why
+    if parameters.pop("partial_rotary_factor", None) not in (None, 1.0):
+        raise ValueError("partial_rotary_factor below 1 is not supported")
     if kind == "default":
         return float(theta), None
-    if kind not in ("linear", "llama3"):
-        RopeScaling(kind, 1.0)  # raises, and says why
-    known = {"factor", "low_freq_factor", "high_freq_factor"}
-    values = {key: float(value) for key, value in parameters.items() if key in known}
-    original = parameters.get("original_max_position_embeddings")
+    needed = {"factor": "factor"}
     if kind == "llama3":
-        for key in (*sorted(known), "original_max_position_embeddings"):
-            if key not in parameters:
-                raise ValueError(f"rope scaling 'llama3' has no {key!r}")
-        values["original_max_context"] = int(original)
-    elif "factor" not in values:
-        raise ValueError("rope scaling 'linear' has no 'factor'")
-    return float(theta), RopeScaling(kind, **values)
+        needed |= {key: key for key in ("low_freq_factor", "high_freq_factor")}
+        needed["original_max_position_embeddings"] = "original_max_context"
+    for key in needed:
+        if parameters.get(key) is None:
+            raise ValueError(f"rope scaling {kind!r} has no {key!r}")
+    unknown = sorted(parameters.keys() - needed - {"original_max_position_embeddings"})
+    if unknown:
+        raise ValueError(f"rope scaling {kind!r} does not know {unknown[0]!r}")
+    return float(theta), RopeScaling(
+        kind, **{name: parameters[key] for key, name in needed.items()}
+    )
 
 
 @cache

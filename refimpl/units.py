@@ -1,6 +1,7 @@
 """Sizes as people write them: GiB is 2^30 bytes, GB is 10^9, and they differ by 7 percent."""
 
 import re
+from fractions import Fraction
 
 _IEC = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SI = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -44,7 +45,7 @@ def parse_size(text: str | int) -> int:
     match = _SIZE.fullmatch(str(text))
     if match is None or match[2].lower() not in _FACTORS:
         raise ValueError(f"cannot read the size {text!r}: write a number and one of k, GB, GiB, …")
-    value = float(match[1]) * _FACTORS[match[2].lower()]
+    value = Fraction(match[1]) * _FACTORS[match[2].lower()]  # a float would turn 4.1 kB to 4099.9…
     if value != int(value):
-        raise ValueError(f"the size {text!r} is not a whole number: it gives {value}")
+        raise ValueError(f"the size {text!r} is not a whole number: it gives {float(value)}")
     return int(value)

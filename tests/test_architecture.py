@@ -1,0 +1,174 @@
+"""Shapes of models: the zoo against published counts, configs of two generations, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from oracles import GQA, LINEAR, LLAMA3, TINY, hf_config, rows
+
+from refimpl.architecture import Architecture, RopeScaling
+
+MODELS = rows("models.json")
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 50,
+    "max_position_embeddings": 70,
+    "rms_norm_eps": 1e-6,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_zoo_agrees_with_the_published_shapes(name: str) -> None:
+    arch, row = Architecture.named(name), MODELS[name]
+    assert arch.name == name
+    for field in dataclasses.fields(Architecture):
+        if field.name in row:
+            assert getattr(arch, field.name) == row[field.name], field.name
+    assert arch.group_size * arch.num_kv_heads == arch.num_query_heads
+    assert Architecture.named(name.upper()) is arch
+
+
+def test_rotary_bases_of_the_zoo() -> None:
+    want = {"smollm2": 100_000.0, "llama-2": 10_000.0, "llama-3": 500_000.0}
+    for name in MODELS:
+        assert Architecture.named(name).rope_theta == want[name[:7]]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("llama-3-7b", "llama-3-70b"), ("smolm2", "smollm2"), ("qqq", "known: ")]
+)
+def test_an_unknown_name_suggests_near_ones(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=rf"unknown model '{name}'.*{hint}"):
+        Architecture.named(name)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_configs_written_by_transformers_are_read(name: str) -> None:
+    want = TINY[name]
+    config = hf_config(want).to_dict()
+    assert "rope_theta" in config["rope_parameters"]
+    got = Architecture.from_hf_config({**config, "_name_or_path": name})
+    assert got == want
+    # The same model as transformers 4 wrote it.
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    assert Architecture.from_hf_config({**config, "_name_or_path": name}) == want
+    if want.rope_scaling is not None:
+        rope["type"] = rope.pop("rope_type")
+        assert Architecture.from_hf_config({**config, "_name_or_path": name}) == want
+
+
+def test_defaults_of_a_config() -> None:
+    arch = Architecture.from_hf_config(CONFIG)
+    assert (arch.head_dim, arch.rope_theta, arch.tie_embeddings) == (4, 10_000.0, False)
+    assert arch.name == "llama"
+    assert arch.rope_scaling is None
+    assert (arch.num_layers, arch.model_width, arch.mlp_width) == (3, 24, 40)
+    assert (arch.vocab_size, arch.max_context, arch.norm_eps) == (50, 70, 1e-6)
+    without = {key: value for key, value in CONFIG.items() if key != "num_key_value_heads"}
+    assert Architecture.from_hf_config(without).num_kv_heads == 6
+    assert Architecture.from_hf_config({**CONFIG, "num_key_value_heads": None}).num_kv_heads == 6
+    assert Architecture.from_hf_config({**CONFIG, "head_dim": 10}).head_dim == 10
+    assert Architecture.from_hf_config({**CONFIG, "tie_word_embeddings": True}).tie_embeddings
+    assert Architecture.from_hf_config({**CONFIG, "rope_theta": 77.0}).rope_theta == 77.0
+    for model_type in ("mistral", "smollm2"):
+        Architecture.from_hf_config({**CONFIG, "model_type": model_type})
+
+
+def test_configs_with_harmless_keys_are_read() -> None:
+    extra = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "sliding_window": None,
+        "pretraining_tp": 1,
+        "attention_dropout": 0.0,
+        "torch_dtype": "bfloat16",
+        "partial_rotary_factor": 1.0,
+    }
+    assert Architecture.from_hf_config({**CONFIG, **extra}) == Architecture.from_hf_config(CONFIG)
+
+
+def test_rope_of_both_generations() -> None:
+    new = {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_SCALING}
+    want = RopeScaling("llama3", 8.0, 1.0, 4.0, 32)
+    arch = Architecture.from_hf_config({**CONFIG, "rope_parameters": new})
+    assert (arch.rope_theta, arch.rope_scaling) == (5e5, want)
+    old = {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_SCALING}}
+    arch = Architecture.from_hf_config({**CONFIG, **old})
+    assert (arch.rope_theta, arch.rope_scaling) == (5e5, want)
+    assert LINEAR.rope_scaling == RopeScaling("linear", 3.0)
+    assert LLAMA3.rope_scaling is not None
+
+
+@pytest.mark.parametrize("key", [key for key in CONFIG if key != "num_key_value_heads"])
+def test_a_missing_key_is_named(key: str) -> None:
+    config = {other: value for other, value in CONFIG.items() if other != key}
+    with pytest.raises(ValueError, match=f"no '{key}'"):
+        Architecture.from_hf_config(config)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model_type", "qwen3"),
+        ("hidden_act", "gelu"),
+        ("attention_bias", True),
+        ("mlp_bias", True),
+        ("sliding_window", 4096),
+        ("pretraining_tp", 2),
+        ("partial_rotary_factor", 0.5),
+        ("quantization_config", {"quant_method": "gptq"}),
+        ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
+        ("rope_scaling", {"rope_type": "linear"}),
+        ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        ("rope_parameters", {"rope_type": "linear", "factor": 2.0, "attention_factor": 1.5}),
+        *[
+            ("rope_scaling", {"rope_type": "llama3", **LLAMA3_SCALING, key: None})
+            for key in LLAMA3_SCALING
+        ],
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", 0),
+        ("num_hidden_layers", 0),
+        ("hidden_size", 25),
+        ("head_dim", 3),
+        ("vocab_size", 5.5),
+    ],
+)
+def test_an_unsupported_value_is_refused_by_name(key: str, value: Any) -> None:
+    name = {
+        "rope_scaling": "rope|factor|original",
+        "rope_parameters": "partial_rotary|attention_factor",
+        "num_key_value_heads": "key.value.heads|num_kv_heads",
+        "num_hidden_layers": "num_layers",
+    }.get(key, key)
+    with pytest.raises(ValueError, match=name) as caught:
+        Architecture.from_hf_config({**CONFIG, key: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_shapes_that_cannot_be_are_refused() -> None:
+    for field in ("num_layers", "model_width", "vocab_size", "max_context", "head_dim"):
+        for value in (0, -1, 2.0, "3", None):
+            with pytest.raises(ValueError, match=f"{field} must be a positive integer"):
+                dataclasses.replace(GQA, **{field: value})
+    with pytest.raises(ValueError, match="got 6 and 4"):
+        dataclasses.replace(GQA, num_kv_heads=4)
+    with pytest.raises(ValueError, match="head_dim must be even, got 9"):
+        dataclasses.replace(GQA, head_dim=9)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GQA.head_dim = 4  # type: ignore[misc]

@@ -1,0 +1,116 @@
+"""Sizes as text and back: units named, rounded, parsed, refused."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refimpl.units import format_bytes, format_si_bytes, parse_size
+
+IEC = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+SI = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "binary", "decimal"),
+    [
+        (0, "0 B", "0 B"),
+        (1, "1 B", "1 B"),
+        (999, "999 B", "999 B"),
+        (1000, "1000 B", "1 kB"),
+        (1023, "1023 B", "1.02 kB"),
+        (1024, "1 KiB", "1.02 kB"),
+        (327_680, "320 KiB", "327.68 kB"),
+        (2**30, "1 GiB", "1.07 GB"),
+        (5 * 2**28, "1.25 GiB", "1.34 GB"),
+        (141_107_412_992, "131.42 GiB", "141.11 GB"),
+        (2**20 - 1, "1 MiB", "1.05 MB"),
+        (10**6 - 1, "976.56 KiB", "1 MB"),
+        (2**70, "1048576 PiB", "1180591.62 PB"),
+    ],
+)
+def test_known_sizes(num_bytes: int, binary: str, decimal: str) -> None:
+    assert format_bytes(num_bytes) == binary
+    assert format_si_bytes(num_bytes) == decimal
+
+
+@given(st.integers(0, 2**60))
+def test_a_formatted_size_is_the_size_to_two_decimals(num_bytes: int) -> None:
+    for text, units, base in (
+        (format_bytes(num_bytes), IEC, 1024),
+        (format_si_bytes(num_bytes), SI, 1000),
+    ):
+        number, unit = text.split()
+        value, factor = Fraction(Decimal(number)), units[unit]
+        # Half a hundredth of the unit, and the rounding of a float64 on top.
+        assert abs(value * factor - num_bytes) <= Fraction(501, 100_000) * factor
+        assert value < base or unit.startswith("P")
+        assert unit == "B" or value >= 1
+
+
+@pytest.mark.parametrize("base", [1024, 1000])
+@pytest.mark.parametrize("power", range(1, 6))
+def test_the_unit_steps_up_where_the_rounded_figure_does(base: int, power: int) -> None:
+    function = format_bytes if base == 1024 else format_si_bytes
+    units = list(IEC if base == 1024 else SI)
+    assert function(base**power) == f"1 {units[power]}"
+    assert function(base**power - 1).endswith(units[power] if power > 1 else "B")
+    assert function(base**power - base**power // 100).endswith(f" {units[power - 1]}")
+
+
+@pytest.mark.parametrize("function", [format_bytes, format_si_bytes])
+def test_a_negative_size_is_refused(function: object) -> None:
+    with pytest.raises(ValueError, match="cannot be negative, got -1"):
+        function(-1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("80GB", 80 * 10**9),
+        ("80 GiB", 80 * 2**30),
+        ("1.5GiB", 3 * 2**29),
+        ("32k", 32_768),
+        ("128K", 131_072),
+        ("1m", 2**20),
+        ("4096", 4096),
+        (" 7 b ", 7),
+        ("2tb", 2 * 10**12),
+        ("0.5 kB", 500),
+        ("1PiB", 2**50),
+        (12, 12),
+    ],
+)
+def test_known_texts(text: str | int, value: int) -> None:
+    got = parse_size(text)
+    assert got == value
+    assert type(got) is int
+
+
+@given(st.integers(0, 10**6), st.sampled_from([*IEC.items(), *SI.items()]))
+def test_whole_numbers_of_any_unit_come_back(count: int, unit: tuple[str, int]) -> None:
+    name, factor = unit
+    for text in (f"{count}{name}", f"{count} {name.upper()}", f"{count} {name.lower()}"):
+        assert parse_size(text) == count * factor
+
+
+@pytest.mark.parametrize("count", [2**53 + 1, 9_007_199_254_740_993 * 3])
+def test_large_whole_numbers_are_exact(count: int) -> None:
+    assert parse_size(count) == count
+    assert parse_size(f"{count} B") == count
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "1.2.3 GB", "5 XB", "1e3", "4 G B", "nan", None])
+def test_other_texts_are_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="cannot read the size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.1 B", "0.3KiB"])
+def test_fractions_of_a_byte_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a whole number"):
+        parse_size(text)

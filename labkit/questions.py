@@ -77,7 +77,10 @@ class Row:
 
 def parse(text: str) -> tuple[Question, ...]:
     """Questions in a YAML text, in its order; `QuestionError` names every entry that is wrong."""
-    entries = yaml.safe_load(text)
+    try:
+        entries = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise QuestionError(f"the bank is not YAML: {error}") from error
     if not isinstance(entries, list):
         raise QuestionError(f"the bank must be a list of entries, got {type(entries).__name__}")
     problems: list[str] = []
@@ -214,8 +217,10 @@ def _read(path: Path) -> tuple[str, dict[tuple[str, str], list[Cell]], list[str]
         if cell["cell_type"] != "code":
             problems += [f"{path.name}: {k}:{n} is on a cell that does not run" for k, n in tags]
             for level, heading in headings(source) if cell["cell_type"] == "markdown" else ():
-                section, slug = heading, _unique(slugify(heading), slugs)
-                title = heading if level == 1 else title
+                # The site leaves formulas out of an anchor.
+                slug = _unique(slugify(re.sub(r"\$[^$]*\$", "", heading)), slugs)
+                section = heading.replace("$", "")
+                title = section if level == 1 else title
             continue
         for kind, name in tags:
             same = cells.setdefault((kind, name), [])

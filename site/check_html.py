@@ -114,7 +114,7 @@ def problems(root: Path | str) -> list[str]:
     if not pages:
         return [f"{root.name}: holds no page"]
     found: list[str] = []
-    for path, page in pages.items():
+    for path in pages:
         name = path.relative_to(root).as_posix()
         found += [f"{name}: {problem}" for problem in _page_problems(root, path, pages)]
     for path in sorted(root.rglob("*.css")):
@@ -151,9 +151,10 @@ def _page_problems(root: Path, path: Path, pages: dict[Path, _Page]) -> Iterator
         exists, target = _target(root, path, address)
         if not exists:
             yield f"link {address} leads nowhere"
-        elif parts.fragment and target in pages:
-            if unquote(parts.fragment) not in pages[target].ids:
-                yield f"link {address}: no such anchor"
+        elif (
+            target in pages and parts.fragment and unquote(parts.fragment) not in pages[target].ids
+        ):
+            yield f"link {address}: no such anchor"
     for value in sorted(page.duplicate_ids):
         yield f"id {value!r} is used twice"
 

@@ -36,7 +36,7 @@ myst_dmath_allow_digits = False
 myst_heading_anchors = 6
 
 bibtex_bibfiles = ["references.bib"]
-bibtex_default_style = "unsrt"
+bibtex_default_style = "plain"
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]

@@ -216,7 +216,7 @@ def timing(parts: Sequence[Part]) -> str:
 
 def tasks_of(chapter: int) -> list[Any]:
     """The chapter's exercises."""
-    from labkit.tasks import all_tasks  # noqa: PLC0415 (imports torch: not for the other pages)
+    from labkit.tasks import all_tasks  # imports torch, which takes seconds: only when asked
 
     return [task for task in all_tasks().values() if task.chapter == chapter]
 

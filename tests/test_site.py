@@ -379,7 +379,7 @@ def test_page_checker_does_not_pass_an_empty_folder(tmp_path: Path) -> None:
 
 # ── the bank ─────────────────────────────────────────────────────────────────────────────────
 
-ENTRY = "- {id: a-b, chapter: 1, level: 2, question: "Why?", answer: Since., trap: null}\n"
+ENTRY = '- {id: a-b, chapter: 1, level: 2, question: "Why?", answer: Since., trap: null}\n'
 
 
 def test_bank_has_the_questions_of_its_chapters_with_their_levels_and_traps() -> None:

@@ -34,7 +34,7 @@ from nbformat import NotebookNode
 from labkit import pairing
 from labkit.kernels import ROOT, ThisKernelManager, kernel_environment
 
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S = 300
 KERNEL_START_TIMEOUT_S = 180
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -46,8 +46,7 @@ def rotary_table(
     """
     if (positions < 0).any():
         raise ValueError(f"positions are absolute and start at 0, got {int(positions.min())}")
-    angles = positions.double()[..., None] * frequencies(head_dim, theta, scaling)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return _turns(positions, head_dim, theta, scaling, dtype)
 
 
 def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -61,6 +60,24 @@ def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(
         x_BHTD.dtype
     )
+
+
+def rotate_by(
+    x_BHTD: Tensor,
+    delta_T: Tensor,
+    theta: float = 10_000.0,
+    scaling: "RopeScaling | None" = None,
+) -> Tensor:
+    """``x_BHTD``, already rotated to some positions, rotated on by ``delta_T`` more (half-split).
+
+    Rotations compose, ``R(p + delta) = R(delta) R(p)``, so the positions themselves need not be
+    known; a negative ``delta`` turns back. Computed in float32 or wider, returned in the input's
+    dtype. Raises ``ValueError`` for integers: codes of a quantised key are not numbers to rotate.
+    """
+    if not x_BHTD.is_floating_point():
+        raise ValueError(f"only floating point can be rotated, got {x_BHTD.dtype}: dequantise it")
+    wide = torch.promote_types(x_BHTD.dtype, torch.float32)
+    return rotate(x_BHTD, *_turns(delta_T, x_BHTD.shape[-1], theta, scaling, wide))
 
 
 def rotate_interleaved(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -86,6 +103,14 @@ def interleaved_to_half_split(weight: Tensor, num_heads: int) -> Tensor:
         raise ValueError(f"{rows} rows cannot be split into {num_heads} heads of an even width")
     pairs = weight.reshape(num_heads, rows // num_heads // 2, 2, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def _turns(
+    by: Tensor, head_dim: int, theta: float, scaling: "RopeScaling | None", dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[*by.shape, D/2]`` of a turn by that many positions, of either sign."""
+    angles = by.double()[..., None] * frequencies(head_dim, theta, scaling)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def _check_width(x: Tensor, cos: Tensor) -> None:

@@ -19,7 +19,9 @@ def apply_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
     """``logits / temperature``, shifted so that the best is 0: nothing overflows as T nears 0."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive here (0 is greedy), got {temperature}")
-    return (logits_BV - logits_BV.amax(-1, keepdim=True)) / temperature
+    # Below the smallest normal number of the dtype the divisor would become 0, and 0 / 0 is NaN.
+    divisor = max(temperature, torch.finfo(logits_BV.dtype).tiny)
+    return (logits_BV - logits_BV.amax(-1, keepdim=True)) / divisor
 
 
 def filter_top_k(logits_BV: Tensor, k: int) -> Tensor:
@@ -107,7 +109,9 @@ class Sampler:
         if self.is_greedy:
             one_hot = torch.nn.functional.one_hot(greedy(logits_BV), logits_BV.shape[-1])
             return one_hot.double()
-        kept = apply_temperature(logits_BV, self.temperature)
+        # Dividing in 16 bits would round the logits once more.
+        wide = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+        kept = apply_temperature(wide, self.temperature)
         kept = filter_min_p(filter_top_p(filter_top_k(kept, self.top_k), self.top_p), self.min_p)
         return kept.softmax(-1, dtype=torch.float64)
 

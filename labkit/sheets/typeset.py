@@ -1,0 +1,77 @@
+"""Set a sheet on one A4 page with Typst: offline, with its own fonts, the same bytes twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from labkit.kernels import ROOT
+from labkit.questions import LEVELS
+from labkit.sheets.assemble import DATA, Line, Sheet
+from labkit.sheets.errors import SheetError
+from labkit.sheets.markup import quotes, runs
+
+
+def content(sheet: Sheet) -> dict[str, Any]:
+    """What the template reads: runs of text, numbers of proofs, the figure."""
+    numbers = {place: number for number, place in enumerate(sheet.places, 1)}
+
+    def line(item: Line) -> dict[str, Any]:
+        return {"runs": runs(item.text), "proofs": [numbers[place] for place in item.proofs]}
+
+    svg = (ROOT / "figures" / "svg" / f"{sheet.figure}.svg").read_text("utf-8")
+    return {
+        "number": f"{sheet.chapter.number:02}",
+        "title": sheet.chapter.title,
+        "chapter": sheet.chapter.name,
+        "question": runs(sheet.chapter.question),
+        "task": runs(sheet.chapter.task),
+        "listen": line(sheet.listen),
+        "headline": line(sheet.headline),
+        "answer": [line(item) for item in sheet.answer],
+        "figure": {"svg": svg, "alt": sheet.figure_alt},
+        "flags": [{"id": flag.question.id, **line(flag.trap)} for flag in sheet.flags],
+        "levels": [
+            {
+                "name": f"Level {level} · {name}",
+                "items": [
+                    {"ask": runs(item.ask), **line(item.answer)}
+                    for item in sheet.follow_ups
+                    if item.level == level
+                ],
+            }
+            for level, name in LEVELS.items()
+        ],
+        "spoken": runs(sheet.spoken),
+        "broken": [runs(heading) for heading in sheet.chapter.broken],
+        "bank": [{"id": asked.id, "level": asked.level} for asked, _ in sheet.bank],
+        "places": [
+            {"kind": place.kind, "label": place.label, "section": quotes(place.section)}
+            for place in sheet.places
+        ],
+    }
+
+
+def _compiler(sheet: Sheet) -> Any:
+    import typst
+
+    return typst.Compiler(
+        (DATA / "sheet.typ").read_bytes(),
+        font_paths=typst.Fonts(include_system_fonts=False),
+        sys_inputs={"sheet": json.dumps(content(sheet), ensure_ascii=False)},
+    )
+
+
+def pdf(sheet: Sheet) -> bytes:
+    """The sheet as PDF; ``SheetError`` if it does not fit on one page."""
+    compiler = _compiler(sheet)
+    pages = json.loads(compiler.query("<pages>", field="value", one=True))
+    if pages != 1:
+        raise SheetError(f"the sheet of {sheet.chapter.name} takes {pages} pages: shorten it")
+    return compiler.compile(format="pdf")
+
+
+def png(sheet: Sheet, *, ppi: float = 144) -> list[bytes]:
+    """Every page as an image, to look at; more than one where `pdf` would refuse."""
+    found = _compiler(sheet).compile(format="png", ppi=ppi)
+    return found if isinstance(found, list) else [found]

@@ -27,7 +27,7 @@ NOTEBOOK_DIRS = $(wildcard chapters solutions)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help book test lint unit nbval check notebooks lab bench sabotage figures site clean distclean
+.PHONY: help book test lint unit nbval check notebooks lab bench sabotage figures sheets site clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ notebooks: $(MODEL) ## rebuild the committed notebooks from their .md sources (N
 
 figures: $(INSTALLED) ## redraw figures/svg
 	@$(PY) -m figures
+
+sheets: $(MODEL) ## print the interviewer's sheets: _build/sheets/NN_name.pdf
+	@$(PY) -m labkit.sheets
 
 bench: $(MODEL) ## benchmarks beside peers, ratios within one run
 	@for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(PY) $$script; done

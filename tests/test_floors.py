@@ -20,7 +20,7 @@ FLOORS = (
 )
 WITHOUT_TORCH = FLOORS[0] + FLOORS[1]
 RANK = {name: (floor, i) for floor, names in enumerate(FLOORS) for i, name in enumerate(names)}
-ENTRY_POINTS = {"__init__", "__main__"}  # above the house: the CLI may use every floor
+ENTRY_POINTS = {"__init__", "__main__", "cli"}  # above the house: the CLI may use every floor
 
 
 def imports(source: str, package: str) -> set[str]:

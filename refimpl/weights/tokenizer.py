@@ -27,6 +27,10 @@ class Tokenizer:
         """The text of the ids, special tokens included; incomplete UTF-8 shows as U+FFFD."""
         return self.inner.decode([int(token) for token in tokens], skip_special_tokens=False)
 
+    def stream(self) -> "TextStream":
+        """Text of ids that arrive one by one."""
+        return TextStream(self)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Ids of a conversation, ``{"role": …, "content": …}`` each, up to the answer's start."""
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -98,3 +102,34 @@ class Tokenizer:
             chat_template=config.get("chat_template"),
             bos=text("bos_token"),
         )
+
+
+class TextStream:
+    """Text of ids as they arrive; all pieces joined are what ``decode`` gives for all ids.
+
+    A character of several bytes may be spread over several tokens: it is held back until it is
+    whole, so what has been shown never has to be taken back.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._decode = tokenizer.decode
+        # Decoding may depend on what stands before, so the last piece shown is decoded again.
+        self._shown: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that this id makes certain, often empty in the middle of a character."""
+        self._held.append(token)
+        piece = self._piece()
+        if piece.endswith("\ufffd"):
+            return ""
+        self._shown, self._held = self._held, []
+        return piece
+
+    def flush(self) -> str:
+        """What is still held back; a character that never became whole shows as U+FFFD."""
+        piece, self._shown, self._held = self._piece(), [], []
+        return piece
+
+    def _piece(self) -> str:
+        return self._decode(self._shown + self._held)[len(self._decode(self._shown)) :]

@@ -1,0 +1,1 @@
+"""Side by side with other implementations: ratios measured in one process, never across runs."""

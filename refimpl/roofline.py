@@ -8,10 +8,12 @@ def linear_flops(arch: Architecture, num_new: int, *, logits_for: int | None = N
 
     The output matrix is applied to ``logits_for`` tokens, by default to all of them.
     """
-    _check(num_new=num_new)
+    rows = num_new if logits_for is None else logits_for
+    _check(num_new=num_new, logits_for=rows)
+    if rows > num_new:
+        raise ValueError(f"logits_for is {rows}, but there are {num_new} new tokens")
     M, D = arch.model_width, arch.head_dim
     layer = 2 * M * D * (arch.num_query_heads + arch.num_kv_heads) + 3 * M * arch.mlp_width
-    rows = num_new if logits_for is None else logits_for
     return 2 * (num_new * arch.num_layers * layer + rows * M * arch.vocab_size)
 
 

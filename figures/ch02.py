@@ -452,6 +452,7 @@ def _plot_copies(data: Data, title: str) -> Figure:
     end = lengths[-1]
     plot.set_xlim(0, end)
     plot.set_ylim(0, copied[-1] * 1.04)
+    plot.set_yticks([0, 10, 20, 30, 40])
     ticks = [0, end // 4, end // 2, 3 * end // 4, end]
     plot.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     plot.text(

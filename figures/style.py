@@ -11,11 +11,13 @@ work done again. Their lightness rises in even steps, so that a grey print keeps
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from html import escape
 
 import matplotlib as mpl
@@ -26,7 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.text import Text
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 
 INK = "#1b1f24"
 """Text and outlines."""
@@ -34,7 +36,7 @@ K = "#173f80"
 """Keys, wherever they are stored, read or computed."""
 QUERY = "#ae3f86"
 """Queries, and the row of attention that belongs to one."""
-NEW = "#1c9579"
+NEW = "#1d987b"
 """Work done for the first time; what has just been written."""
 RECOMPUTED = "#e58a62"
 """Work done before and done again; what is wrong or wasted."""
@@ -72,7 +74,6 @@ RC = {
     "svg.fonttype": "path",
     "svg.hashsalt": "bytes-over-bandwidth",
     "text.hinting": "none",
-    "text.hinting_factor": 1,
     "path.simplify": False,
     "text.color": INK,
     "axes.edgecolor": FAINT,
@@ -175,10 +176,11 @@ def chart(figure: Figure, left: float, top: float, width: float, height: float) 
     return axes
 
 
+@cache
 def text_width(words: str, size: float = BASE, weight: str = "normal") -> float:
-    """Width in points of one line of text."""
+    """Advance in points of one line of text."""
     prop = FontProperties(family="DejaVu Sans", size=size, weight=weight)
-    return float(TextPath((0, 0), words, prop=prop).get_extents().width)
+    return float(text_to_path.get_text_width_height_descent(words, prop, False)[0])
 
 
 def wrap(words: str, width: float, size: float = BASE, weight: str = "normal") -> list[str]:
@@ -220,7 +222,7 @@ def spread(values: Mapping[str, float], low: float, high: float, gap: float) -> 
         words: math.log(value / low) / math.log(high / low) for words, value in values.items()
     }
     order = sorted(heights, key=heights.__getitem__)
-    for below, above in zip(order, order[1:], strict=False):
+    for below, above in itertools.pairwise(order):
         lacking = gap - (heights[above] - heights[below])
         if lacking > 0:
             heights[below] -= lacking / 2

@@ -29,7 +29,7 @@ def page_markdown(chapter: int | Sheet, *, pdf_name: str | None = None) -> str:
         return " ".join([item.text, *(link(place) for place in item.proofs)])
 
     blocks = [
-        f"# {sheet.chapter.number:02} · {sheet.chapter.title}: interviewer's sheet",
+        f"# Sheet {sheet.chapter.number:02} · {sheet.chapter.title}",
         f"Every line ends with the cell of [the chapter](../chapters/{name}.ipynb) that proves it."
         + (f" [One page to print](path:{pdf_name})." if pdf_name else ""),
         "## Ask",
@@ -39,11 +39,12 @@ def page_markdown(chapter: int | Sheet, *, pdf_name: str | None = None) -> str:
         "## Expected",
         f"**{sheet.headline.text}** " + " ".join(map(link, sheet.headline.proofs)),
         _list(line(item) for item in sheet.answer),
-        f"Listen for this: {line(sheet.listen)}",
-        "## Red flags",
-        _list(f"`{flag.question.id}` {line(flag.trap)}" for flag in sheet.flags),
-        "## Follow-ups",
+        f"**Listen for:** {sheet.listen.text}",
     ]
+    if sheet.flags:
+        flags = (f"`{flag.question.id}` {line(flag.trap)}" for flag in sheet.flags)
+        blocks += ["## Red flags", _list(flags)]
+    blocks += ["## Follow-ups"]
     for level, what in LEVELS.items():
         mine = [item for item in sheet.follow_ups if item.level == level]
         if mine:
@@ -58,10 +59,11 @@ def _list(items: Iterable[str]) -> str:
     return "\n".join(f"- {' '.join(item.split())}" for item in items)
 
 
-def site_files(folder: str = "site") -> dict[str, bytes]:
-    """Pages and PDFs of every sheet, by path in the site's source tree."""
+def site_files(chapters: Iterable[str], folder: str = "site") -> dict[str, bytes]:
+    """Pages and PDFs of the sheets of these chapters (by name), by path in the site's sources."""
     files: dict[str, bytes] = {}
-    for number in available():
+    wanted = {int(name[:2]) for name in chapters}
+    for number in (number for number in available() if number in wanted):
         sheet, name = build(number), f"sheet-{number:02}"
         files[f"{folder}/{name}.md"] = page_markdown(sheet, pdf_name=f"{name}.pdf").encode()
         files[f"{folder}/{name}.pdf"] = pdf(sheet)

@@ -52,26 +52,27 @@ def content(sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def _compiler(sheet: Sheet) -> Any:
-    import typst
+def _run(sheet: Sheet, action: str, **options: Any) -> Any:
+    import typst  # only whoever prints needs it
 
-    return typst.Compiler(
+    # A compiler of bytes serves once: after a query it looks for its source on the disk.
+    compiler = typst.Compiler(
         (DATA / "sheet.typ").read_bytes(),
         font_paths=typst.Fonts(include_system_fonts=False),
         sys_inputs={"sheet": json.dumps(content(sheet), ensure_ascii=False)},
     )
+    return getattr(compiler, action)(**options)
 
 
 def pdf(sheet: Sheet) -> bytes:
     """The sheet as PDF; ``SheetError`` if it does not fit on one page."""
-    compiler = _compiler(sheet)
-    pages = json.loads(compiler.query("<pages>", field="value", one=True))
+    pages = json.loads(_run(sheet, "query", selector="<pages>", field="value", one=True))
     if pages != 1:
         raise SheetError(f"the sheet of {sheet.chapter.name} takes {pages} pages: shorten it")
-    return compiler.compile(format="pdf")
+    return _run(sheet, "compile", format="pdf")
 
 
 def png(sheet: Sheet, *, ppi: float = 144) -> list[bytes]:
     """Every page as an image, to look at; more than one where `pdf` would refuse."""
-    found = _compiler(sheet).compile(format="png", ppi=ppi)
+    found = _run(sheet, "compile", format="png", ppi=ppi)
     return found if isinstance(found, list) else [found]

@@ -235,7 +235,7 @@ def state(parts: Sequence[Part]) -> str:
     )
 
 
-def contents(parts: Sequence[Part], solutions: Sequence[str]) -> str:
+def contents(parts: Sequence[Part], *, solutions: Sequence[str], sheets: Sequence[str]) -> str:
     """Tables of contents of what exists, by part."""
     blocks = []
     for part in parts:
@@ -244,6 +244,8 @@ def contents(parts: Sequence[Part], solutions: Sequence[str]) -> str:
             blocks.append(_toctree(f"{part.number} · {part.title}", written))
     if solutions:
         blocks.append(_toctree("Solutions", [f"solutions/{name}" for name in solutions]))
+    if sheets:
+        blocks.append(_toctree("Interviewer's sheets", sheets))
     around = ["site/questions", "site/glossary", "site/bibliography", "site/instructors"]
     return "\n".join([*blocks, _toctree("Around the book", around)])
 

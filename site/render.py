@@ -33,6 +33,7 @@ import check_html  # noqa: E402 (both need the path above)
 import pages  # noqa: E402
 
 from labkit import questions  # noqa: E402
+from labkit.sheets import site_files  # noqa: E402
 
 TIME_LIMIT_S = 600
 _LINK = re.compile(r"\]\((\.\./[^)\s#]+)")
@@ -43,10 +44,12 @@ class RenderError(Exception):
     """The site cannot be rendered; the message says what to change."""
 
 
-def assemble(notebooks: Path) -> dict[str, bytes]:
+def assemble(notebooks: Path, *, sheets: bool = True) -> dict[str, bytes]:
     """Every file that Sphinx reads, by its path in the source tree.
 
-    Raises `labkit.questions.QuestionError` where a question of a chapter lacks its cell.
+    The interviewer's sheets are those of the repository's chapters; ``sheets=False`` leaves them
+    out, for notebooks that are others. Raises ``ValueError`` where a question of a chapter lacks
+    its cell, or a sheet its proof.
     """
     chapters = {path.stem: path for path in questions.chapter_paths(notebooks / "chapters")}
     if not chapters:
@@ -65,6 +68,7 @@ def assemble(notebooks: Path) -> dict[str, bytes]:
     for path in sorted(HERE.glob("*.md")):
         if path.name not in _TEMPLATES:
             files[f"site/{path.name}"] = path.read_bytes()
+    files |= (printed := site_files(chapters) if sheets else {})
     files |= linked_files([*chapters.values(), *solutions], set(files))
 
     def page(name: str, **values: str) -> bytes:
@@ -74,7 +78,11 @@ def assemble(notebooks: Path) -> dict[str, bytes]:
         "home.md",
         questions=pages.question_list(rows),
         map=pages.book_map(parts),
-        toctrees=pages.contents(parts, [path.stem for path in solutions]),
+        toctrees=pages.contents(
+            parts,
+            solutions=[path.stem for path in solutions],
+            sheets=[name[:-3] for name in printed if name.endswith(".md")],
+        ),
     )
     files["site/questions.md"] = page("questions.md", table=pages.question_table(rows))
     files["site/instructors.md"] = page(
@@ -108,12 +116,18 @@ def synchronise(files: dict[str, bytes], folder: Path) -> None:
             path.unlink()
 
 
-def render(notebooks: Path | str, out: Path | str, *, time_limit_s: float = TIME_LIMIT_S) -> Path:
+def render(
+    notebooks: Path | str,
+    out: Path | str,
+    *,
+    sheets: bool = True,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Path:
     """Render into ``out`` and return its front page; ``RenderError`` says what is wrong."""
     notebooks, out = Path(notebooks).resolve(), Path(out).resolve()
     source, doctrees = out.parent / "site-src", out.parent / "doctrees"
     try:
-        files = assemble(notebooks)
+        files = assemble(notebooks, sheets=sheets)
     except ValueError as error:
         raise RenderError(str(error)) from error
     synchronise(files, source)

@@ -113,6 +113,15 @@ def test_home_asks_every_question_of_the_written_chapters(site: Path) -> None:
     assert len(asked) == sum(entry["chapter"] in numbers for entry in SYLLABUS)
 
 
+def test_sheets_are_pages_with_a_print_edition(site: Path) -> None:
+    pdfs = {path.name for path in site.rglob("*.pdf")}
+    for path in chapters():
+        sheet = soup(site / "site" / f"sheet-{path.name[:2]}.html")
+        proofs = [str(a["href"]) for a in sheet.select("article a.cell-tag")]
+        assert proofs and all(f"chapters/{path.stem}.html#" in proof for proof in proofs)
+        assert f"sheet-{path.name[:2]}.pdf" in pdfs
+
+
 def test_search_index_finds_words_of_a_chapter_and_of_the_glossary(site: Path) -> None:
     text = (site / "searchindex.js").read_text("utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -227,7 +236,7 @@ def test_a_warning_stops_the_build_also_the_second_time(
     book = tiny(MINIMAL + "\nSee [nothing](02_no_such_chapter.ipynb).\n")
     for _ in range(2):
         with pytest.raises(render.RenderError):
-            render.render(book, tmp_path / "html")
+            render.render(book, tmp_path / "html", sheets=False)
         assert "02_no_such_chapter" in capfd.readouterr().err
 
 
@@ -235,17 +244,17 @@ def test_rendering_again_touches_only_what_changed(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "html"
-    render.render(tiny(), out)
+    render.render(tiny(), out, sheets=False)
     before = {page: page.stat().st_mtime_ns for page in out.rglob("*.html")}
     assert "at $2 an hour" in soup(out / "chapters" / "01_naive_decoding.html").get_text()
-    render.render(tiny(MINIMAL + "\nOne more sentence.\n"), out)
+    render.render(tiny(MINIMAL + "\nOne more sentence.\n"), out, sheets=False)
     changed = {page.name for page, then in before.items() if page.stat().st_mtime_ns != then}
     assert "01_naive_decoding.html" in changed and "glossary.html" not in changed
 
 
 def test_rendering_has_a_time_limit(tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(render.RenderError, match=r"did not end within 0\.1 s"):
-        render.render(tiny(), tmp_path / "html", time_limit_s=0.1)
+        render.render(tiny(), tmp_path / "html", sheets=False, time_limit_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +271,7 @@ def test_rendering_stops_for_wrong_tags(
     tiny: Callable[..., Path], tmp_path: Path, change: dict[str, str], complaint: str
 ) -> None:
     with pytest.raises(render.RenderError, match=re.escape(complaint)):
-        render.render(tiny(**change), tmp_path / "html")
+        render.render(tiny(**change), tmp_path / "html", sheets=False)
 
 
 def test_rendering_without_chapters_says_what_to_run(tmp_path: Path) -> None:
@@ -282,8 +291,8 @@ def test_sixteen_chapters_get_their_five_parts(tmp_path: Path) -> None:
     parts = pages.read_map(plan, written)
     assert [part.number for part in parts] == ["I", "II", "III", "IV", "V"]
     assert [c.number for part in parts for c in part.chapters] == list(range(1, 17))
-    contents = pages.contents(parts, ["01_naive_decoding"])
-    assert contents.count(":caption:") == 5 + 2
+    contents = pages.contents(parts, solutions=[names[0]], sheets=["site/sheet-01"])
+    assert contents.count(":caption:") == 5 + 3
     assert all(f"\nchapters/{name}\n" in contents for name in names)
     assert pages.state(parts) == "All 16 chapters are written."
     assert "planned" not in pages.book_map(parts)

@@ -8,6 +8,7 @@ from importlib import resources
 def passage() -> str:
     """Return English prose of about 4,000 SmolLM2 tokens, on how tides are predicted.
 
-    Written for this book, after the model it uses was trained. Paragraphs are one line each, with an empty line between them; ASCII only.
+    Written for this book, after the model it uses was trained. Paragraphs are one line
+    each, with an empty line between them; ASCII only.
     """
     return resources.files("labkit").joinpath("data/passage.txt").read_text("ascii")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from refimpl.architecture import Architecture
 from refimpl.attention import attend
 from refimpl.cache import KVCache
+from refimpl.cache.protocol import integers
 from refimpl.rope import rotary_table, rotate
 
 
@@ -209,7 +210,7 @@ class Decoder(nn.Module):
             raise ValueError(f"token id {wrong} is outside the vocabulary of {arch.vocab_size}")
         lengths = None
         if lengths_B is not None:
-            lengths = [int(length) for length in lengths_B]
+            lengths = integers("lengths_B", lengths_B)
             if len(lengths) != B or not all(0 <= length <= T for length in lengths):
                 raise ValueError(f"lengths_B must be {B} values from 0 to {T}, got {lengths}")
         held = [0] * B if cache is None else cache.num_tokens.tolist()

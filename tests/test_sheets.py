@@ -61,13 +61,13 @@ def test_prints_on_one_a4_page(sheet: sheets.Sheet) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", document)) == 1
     width, height = re.findall(rb"/MediaBox\s*\[0 0 ([\d.]+) ([\d.]+)\]", document)[0]
     assert (round(float(width)), round(float(height))) == (595, 842)
-    assert len(sheets.png(sheet, ppi=30)) == 1
+    assert sheets.png(sheet, ppi=30).startswith(b"\x89PNG")  # of more pages there would be a list
 
 
 def test_a_sheet_that_does_not_fit_is_refused() -> None:
     sheet = sheets.build(1)
     long = dataclasses.replace(sheet, answer=sheet.answer * 8)
-    with pytest.raises(SheetError, match=r"takes [2-9] pages"):
+    with pytest.raises(SheetError, match=r"takes [2-9] pages at 9 pt"):
         sheets.pdf(long)
 
 
@@ -85,11 +85,12 @@ def test_is_the_same_bytes_in_another_process(tmp_path: Path) -> None:
 def test_no_text_is_smaller_than_nine_points() -> None:
     template = (assemble.DATA / "sheet.typ").read_text("utf-8")
     sizes = [float(size) for size in re.findall(r"\bsize: ([\d.]+)pt", template)]
+    sizes += typeset.SIZES
     sizes += [float(size) for size in re.findall(r"^#let small = ([\d.]+)pt", template, re.M)]
     assert len(sizes) > 4 and min(sizes) >= 9
     assert not re.search(r"\bsize: [\d.]+em", template)
     # Figures are 360 pt wide with type of 9.5 pt and more; a sheet scales them down.
-    figure_width = float(re.findall(r"columns: \(1fr, ([\d.]+)pt\)", template)[0])
+    figure_width = float(re.findall(r"#let figure-width = ([\d.]+)pt", template)[0])
     assert figure_width / 360 * 9.5 > 7.5
 
 
@@ -208,8 +209,8 @@ CHANGES = [
     (2, decode, "generate_naive", one_pass_more, {"524,800"}),
     (2, decode, "generate", one_pass_more, {"1,024"}),
     (2, sizing, "kv_bytes_per_token", scaled(2), {"327,680"}),
-    (2, sizing, "count_parameters", scaled(2), {"141.11 GB", "68.9 MB"}),
-    (2, roofline, "linear_flops", scaled(2), {"144"}),
+    (2, sizing, "count_parameters", scaled(2), {"141.11 GB", "184.06 GB", "171.42 GiB"}),
+    (2, roofline, "linear_flops", scaled(2), {"144.4"}),
 ]
 
 
@@ -246,20 +247,20 @@ def test_a_changed_refimpl_changes_the_sheet(
 
 def test_a_cache_of_another_dtype_changes_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     before = filled(2)
-    assert "320 KiB" in before and "640 KiB" in before and "20 GiB" in before
+    assert "320 KiB" in before and "640 KiB" in before
     size = cache.ContiguousCache.num_bytes.fget
     monkeypatch.setattr(cache.ContiguousCache, "num_bytes", property(lambda c: 3 * size(c)))
     after = filled(2)
-    assert not {"320 KiB", "640 KiB", "10 GiB", "20 GiB"} & set(re.findall(r"\d+ \wiB", after))
+    assert "640 KiB" not in after and "1.88 MiB" in after
 
 
 def test_computed_values_equal_closed_forms() -> None:
     naive, kept = (values.run_loop(name, 7, 24) for name in ("generate_naive", "generate"))
     assert naive.passes == 24 * 7 + 24 * 23 // 2 == 444
     assert kept.passes == 7 + 24 - 1
-    assert naive.scores == sum(n * (n + 1) // 2 for n in range(7, 31))
-    assert kept.scores == 30 * 31 // 2
-    assert values.rows_copied(9) == 9 * 8 // 2
+    assert naive.scores == sum(n * n for n in range(7, 31))
+    assert kept.scores == 7 * 7 + sum(range(8, 31))
+    assert values.rows_written(9) == 9 * 10 // 2
     llama = Architecture.named("llama-3-70b")
     assert values.stored_bytes(llama, 3, "bf16") == 3 * 2 * 80 * 8 * 128 * 2
     assert values.stored_bytes(llama, 3, "fp32") == 3 * 2 * 80 * 8 * 128 * 4

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             target.write_bytes(pdf(sheet))
             target.with_suffix(".md").write_text(page_markdown(sheet), encoding="utf-8")
             if options.png:
-                target.with_suffix(".png").write_bytes(png(sheet)[0])
+                target.with_suffix(".png").write_bytes(png(sheet))
             print(f"wrote {target}")
     except SheetError as error:
         print(f"error: {error}", file=sys.stderr)

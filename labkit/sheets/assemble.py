@@ -25,10 +25,11 @@ FIELDS = {"figure", "given", "values", "listen", "headline", "answer", "follow_u
 
 @dataclass(frozen=True)
 class Line:
-    """A line of Markdown and the places that prove it."""
+    """A line of Markdown and the places that prove it; ``asked`` is the question it answers."""
 
     text: str
     proofs: tuple[Place, ...] = ()
+    asked: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,16 +151,20 @@ def _follow_ups(chapter: Chapter, entries: list[dict[str, Any]]) -> Iterator[Fol
                 f"which asks: {asked}"
             )
         proofs = _proofs(chapter, entry["proof"])
-        chosen.append(FollowUp(found[0].level, found[0].ask, Line(found[0].answer, proofs)))
+        fold = found[0]
+        chosen.append(FollowUp(fold.level, fold.ask, Line(fold.answer, proofs, fold.ask)))
     return iter(sorted(chosen, key=lambda item: item.level))
 
 
 def unproved(sheet: Sheet, notebook: Path) -> list[str]:
-    """Numbers that a line states and none of its cells holds, in what it ran or what it printed."""
+    """Numbers that a line states and none of its cells holds, in what it ran or what it printed.
+
+    Numbers of the question that the line answers are its inputs.
+    """
     cells = json.loads(notebook.read_text("utf-8"))["cells"]
     missing = []
     for line in sheet.lines:
-        held: set[str] = set()
+        held = values.numbers(line.asked)
         for place in line.proofs:
             for index in place.cells:
                 held |= values.numbers(_ran_and_printed(cells[index]), formulas=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,9 +65,10 @@ class Chapter:
     def place(self, label: str) -> Place:
         """The cell or section with this label; ``SheetError`` if the chapter has none."""
         if label not in self.places:
+            near = difflib.get_close_matches(label, self.places, n=3)
             raise SheetError(
-                f"{self.name} has nothing called {label!r}; it has: "
-                + ", ".join(sorted(self.places))
+                f"{self.name} has nothing called {label!r}"
+                + (f"; near: {', '.join(near)}" if near else "")
             )
         return self.places[label]
 

@@ -11,6 +11,9 @@ from labkit.sheets.assemble import DATA, Line, Sheet
 from labkit.sheets.errors import SheetError
 from labkit.sheets.markup import quotes, runs
 
+SIZES = (9.6, 9.4, 9.2, 9.0)
+"""Sizes of type in points, the preferred one first; below the last a page is not legible."""
+
 
 def content(sheet: Sheet) -> dict[str, Any]:
     """What the template reads: runs of text, numbers of proofs, the figure."""
@@ -44,7 +47,7 @@ def content(sheet: Sheet) -> dict[str, Any]:
         ],
         "spoken": runs(sheet.spoken),
         "broken": [runs(heading) for heading in sheet.chapter.broken],
-        "bank": [{"id": asked.id, "level": asked.level} for asked, _ in sheet.bank],
+        "more": [asked.id for asked, place in sheet.bank if place not in numbers],
         "places": [
             {"kind": place.kind, "label": place.label, "section": quotes(place.section)}
             for place in sheet.places
@@ -52,27 +55,34 @@ def content(sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def _run(sheet: Sheet, action: str, **options: Any) -> Any:
+def _run(sheet: Sheet, size: float, action: str, **options: Any) -> Any:
     import typst  # only whoever prints needs it
 
     # A compiler of bytes serves once: after a query it looks for its source on the disk.
     compiler = typst.Compiler(
         (DATA / "sheet.typ").read_bytes(),
         font_paths=typst.Fonts(include_system_fonts=False),
-        sys_inputs={"sheet": json.dumps(content(sheet), ensure_ascii=False)},
+        sys_inputs={"sheet": json.dumps(content(sheet), ensure_ascii=False), "size": str(size)},
     )
     return getattr(compiler, action)(**options)
 
 
+def fitting_size(sheet: Sheet) -> float:
+    """The largest of `SIZES` at which the sheet takes one page; ``SheetError`` if none does."""
+    for size in SIZES:
+        pages = json.loads(_run(sheet, size, "query", selector="<pages>", field="value", one=True))
+        if pages == 1:
+            return size
+    raise SheetError(
+        f"the sheet of {sheet.chapter.name} takes {pages} pages at {SIZES[-1]:g} pt: shorten it"
+    )
+
+
 def pdf(sheet: Sheet) -> bytes:
-    """The sheet as PDF; ``SheetError`` if it does not fit on one page."""
-    pages = json.loads(_run(sheet, "query", selector="<pages>", field="value", one=True))
-    if pages != 1:
-        raise SheetError(f"the sheet of {sheet.chapter.name} takes {pages} pages: shorten it")
-    return _run(sheet, "compile", format="pdf")
+    """The sheet as PDF, one page; ``SheetError`` if it does not fit."""
+    return _run(sheet, fitting_size(sheet), "compile", format="pdf")
 
 
-def png(sheet: Sheet, *, ppi: float = 144) -> list[bytes]:
-    """Every page as an image, to look at; more than one where `pdf` would refuse."""
-    found = _run(sheet, "compile", format="png", ppi=ppi)
-    return found if isinstance(found, list) else [found]
+def png(sheet: Sheet, *, ppi: float = 144) -> bytes:
+    """The sheet as an image, to look at; ``SheetError`` if it does not fit on one page."""
+    return _run(sheet, fitting_size(sheet), "compile", format="png", ppi=ppi)

@@ -1,5 +1,6 @@
 """Decoding loops: one token at a time, with and without a cache."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -150,14 +151,20 @@ class _Batch:
 def _prompts(tokens: Tokens, vocab_size: int) -> tuple[bool, list[list[int]]]:
     """Whether one prompt was given, and the prompts as lists."""
     if isinstance(tokens, Tensor):
-        if tokens.is_floating_point() or tokens.dim() not in (1, 2):
+        whole = not tokens.is_floating_point() and tokens.dtype != torch.bool
+        if not whole or tokens.dim() not in (1, 2):
             raise ValueError(
                 f"tokens must be a 1-D or 2-D tensor of integers, got {tokens.dtype} of shape "
                 f"{tuple(tokens.shape)}"
             )
         tokens = tokens.tolist()
     single = not len(tokens) or not isinstance(tokens[0], Tensor | Sequence)
-    rows = [[int(token) for token in row] for row in ([tokens] if single else tokens)]
+    try:
+        rows = [
+            [operator.index(token) for token in row] for row in ([tokens] if single else tokens)
+        ]
+    except TypeError as error:
+        raise ValueError(f"token ids must be integers, got {tokens!r}") from error
     for index, row in enumerate(rows):
         if not row:
             raise ValueError(f"prompt {index} is empty: decoding needs at least one token")

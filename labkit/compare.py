@@ -122,6 +122,8 @@ def render(value: Any, width: int = 88) -> str:
     """``value`` as short, deterministic text: numbers to six digits, long arrays by shape."""
     if isinstance(value, (str, bytes)) or value is None:
         return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {render(x, width)}" for key, x in value.items()) + "}"
     array = as_array(value)
     if array is None:
         if _is_sequence(value):

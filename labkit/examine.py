@@ -16,12 +16,15 @@ import traceback
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
+from labkit import tasks
 from labkit.compare import Difference, describe, difference, render
 from labkit.tasks import Example, Mutant, Property, Task
 
+TASKS_FOLDER = Path(tasks.__file__).parent
 CALL_SECONDS = 10.0  # a call that takes longer is stopped: the slowest right answer needs 0.1 s
 
 
@@ -117,7 +120,7 @@ def examine(task: Task, function: Callable[..., Any]) -> Verdict:
     outcomes: list[Outcome] = []
     first_wrong: int | None = None
     for i, (_, example) in enumerate(probes):
-        outcome = _call(function, example.args)
+        outcome = _call(partial(task.call, function), example.args)
         outcomes.append(outcome)
         if first_wrong is None and not _is_right(outcome, example, task):
             first_wrong = i
@@ -149,7 +152,7 @@ def _probes(task: Task) -> tuple[tuple[Property, Example], ...]:
 def _mutant_outcomes(task: Task) -> tuple[tuple[Mutant, tuple[Outcome, ...]], ...]:
     """What each known wrong answer, in each of its versions, does on every probe."""
     return tuple(
-        (mutant, tuple(_call(function, example.args) for _, example in _probes(task)))
+        (mutant, tuple(_call(partial(task.call, function), e.args) for _, e in _probes(task)))
         for mutant in task.mutants
         for function in mutant.functions
     )
@@ -187,7 +190,14 @@ def _is_right(outcome: Outcome, example: Example, task: Task) -> bool:
 def _mismatch(outcome: Outcome, example: Example, task: Task) -> Difference | None:
     atol = task.atol if example.atol is None else example.atol
     rtol = task.rtol if example.rtol is None else example.rtol
-    return difference(outcome.value, example.expected, atol=atol, rtol=rtol, strict_family=False)
+    return difference(
+        outcome.value,
+        example.expected,
+        atol=atol,
+        rtol=rtol,
+        equal_nan=task.equal_nan,
+        strict_family=False,
+    )
 
 
 def _agree(mine: Outcome, theirs: Outcome, example: Example, task: Task) -> bool:
@@ -259,11 +269,15 @@ def _error_text(error: BaseException | None) -> str:
 
 def _own_line(error: BaseException | None) -> str:
     """The reader's line on which the error surfaced: the outermost frame below ours."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     if not frames:
         return ""
     line = frames[0].line or linecache.getline(frames[0].filename, frames[0].lineno or 0)
     return line.strip()
+
+
+def _is_ours(filename: str) -> bool:
+    return filename == __file__ or TASKS_FOLDER in Path(filename).parents
 
 
 def _block(label: str, text: str) -> list[str]:

@@ -71,6 +71,10 @@ class Task:
 
     ``answers`` are right answers written in different ways; the first is shown by
     ``check.reveal``. ``level`` is 1 (warm-up), 2 or 3 (hard).
+
+    Where a function is asked to change its arguments, or more counts than what it returns,
+    ``drive(function, *args)`` calls it on copies and returns what is compared. ``equal_nan`` is for
+    results in which NaN means something, such as a slot not written.
     """
 
     name: str
@@ -87,6 +91,12 @@ class Task:
     answers: tuple[Callable[..., Any], ...]
     atol: float = 1e-5
     rtol: float = 1e-4
+    equal_nan: bool = False
+    drive: Callable[..., Any] | None = None
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What is compared when ``function`` is given ``args``."""
+        return function(*args) if self.drive is None else self.drive(function, *args)
 
     @property
     def parameters(self) -> tuple[str, ...]:

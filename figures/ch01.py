@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 
@@ -141,174 +143,143 @@ def shapes_data(name: str = MODEL) -> Data:
     }
 
 
+_SPINE, _RAIL = 180.0, 24.0
+_COLUMNS = (78.0, 180.0, 282.0)
+_PAIR = (103.0, 257.0)
+_NARROW, _WIDE, _TALL = 92.0, 150.0, 22.0
+
+
+class _Stream:
+    """The residual stream drawn downwards; ``y`` is how far it has come."""
+
+    def __init__(self, axes: Axes, data: Data, y: float) -> None:
+        self.axes, self.y = axes, y
+        self.shapes = data["shapes"]
+
+    def shape(self, name: str) -> str:
+        return "·".join(str(size) for size in self.shapes[name])
+
+    def note(self, x: float, y: float, name: str) -> None:
+        """A tensor's name and shape beside the arrow that carries it."""
+        style.label(self.axes, x, y, f"{name}  {self.shape(name)}", size=SMALL)
+
+    def down(self, length: float, name: str = "") -> None:
+        """An arrow down the stream."""
+        end = self.y + length
+        style.arrow(self.axes, (_SPINE, self.y), (_SPINE, end))
+        if name:
+            self.note(_SPINE + 7, (self.y + end) / 2 - 0.5, name)
+        self.y = end
+
+    def box(self, fill: str, words: str, left: float = _SPINE, right: float = _SPINE) -> None:
+        """A box on the stream, or one that spans the columns at ``left`` and ``right``."""
+        half = (_WIDE if left == right else _NARROW) / 2
+        style.box(self.axes, left - half, self.y, right - left + 2 * half, _TALL, fill, words)
+        self.y += _TALL
+
+    def fork(self, columns: Sequence[float], fills: Sequence[str], words: Sequence[str]) -> None:
+        """The stream split into one box a column."""
+        bar = self.y + 12
+        style.line(self.axes, [(_SPINE, self.y), (_SPINE, bar)])
+        style.line(self.axes, [(columns[0], bar), (columns[-1], bar)])
+        self.y = bar + 13
+        for x, fill, word in zip(columns, fills, words, strict=True):
+            style.arrow(self.axes, (x, bar), (x, self.y))
+            weight = "normal" if fill == WEIGHTS else "bold"
+            style.box(self.axes, x - _NARROW / 2, self.y, _NARROW, _TALL, fill, word, weight=weight)
+        self.y += _TALL
+
+    def name(self, columns: Sequence[float], names: Sequence[str]) -> None:
+        """Names and shapes of tensors under the boxes that make them."""
+        for x, name in zip(columns, names, strict=True):
+            style.label(self.axes, x, self.y + 10, name, size=SMALL, ha="center")
+            style.label(self.axes, x, self.y + 23, self.shape(name), size=SMALL, ha="center")
+        self.y += 32
+
+    def arrows(self, columns: Sequence[float], length: float) -> None:
+        """An arrow down in each column."""
+        for x in columns:
+            style.arrow(self.axes, (x, self.y), (x, self.y + length))
+        self.y += length
+
+    def add(self, start: float) -> None:
+        """The plus where what left the stream at height ``start`` comes back to it."""
+        self.down(12)
+        y = self.y + 8
+        disc = Circle((_SPINE, y), 8, facecolor=PAPER, edgecolor=INK, lw=1.1, zorder=3)
+        self.axes.add_patch(disc)
+        style.line(self.axes, [(_SPINE - 4, y), (_SPINE + 4, y)])
+        style.line(self.axes, [(_SPINE, y - 4), (_SPINE, y + 4)])
+        for stroke in self.axes.lines[-2:]:
+            stroke.set_zorder(4)
+        style.line(self.axes, [(_SPINE, start), (_RAIL, start), (_RAIL, y)])
+        style.arrow(self.axes, (_RAIL, y), (_SPINE - 8, y))
+        self.y = y + 8
+
+
+def _attention(stream: _Stream, group_size: int) -> None:
+    """From the first RMSNorm of a layer to its first plus."""
+    start = stream.y - 9
+    stream.box(PAPER, "RMSNorm")
+    stream.fork(_COLUMNS, (QUERY, KEYS, VALUES), ("query", "key", "value"))
+    stream.name(_COLUMNS, ("q_BHTD", "k_BGTD", "v_BGTD"))
+    top, axes = stream.y, stream.axes
+    stream.arrows(_COLUMNS[:2], 13)
+    stream.box(PAPER, "rotate by position (RoPE)", *_COLUMNS[:2])
+    stream.arrows(_COLUMNS[:2], 14)
+    style.arrow(axes, (_COLUMNS[2], top), (_COLUMNS[2], stream.y))
+    left = _COLUMNS[0] - _NARROW / 2
+    style.box(axes, left, stream.y, 2 * (_SPINE - left), 36, PAPER, "")
+    words = f"attention: {group_size} query heads read each KV head"
+    style.label(axes, _SPINE, stream.y + 11.5, words, ha="center")
+    scores = f"scores_BHTS  {stream.shape('scores_BHTS')}   (S = T here)"
+    style.label(axes, _SPINE, stream.y + 25.5, scores, size=SMALL, ha="center")
+    stream.y += 36
+    stream.down(22, "out_BHTD")
+    stream.box(WEIGHTS, "output")
+    stream.add(start)
+
+
+def _mlp(stream: _Stream) -> None:
+    """From the second RMSNorm of a layer to its second plus."""
+    start = stream.y - 10
+    stream.box(PAPER, "RMSNorm")
+    stream.fork(_PAIR, (WEIGHTS, WEIGHTS), ("gate", "up"))
+    stream.name(_PAIR, ("gate_BTF", "up_BTF"))
+    stream.arrows(_PAIR, 13)
+    stream.box(PAPER, "SiLU(gate) × up", *_PAIR)
+    stream.down(12)
+    stream.box(WEIGHTS, "down")
+    stream.add(start)
+
+
 def _plot_shapes(data: Data, title: str) -> Figure:
     figure, axes = style.canvas(738)
-    shapes = data["shapes"]
-
-    def shape(name: str) -> str:
-        return "·".join(str(size) for size in shapes[name])
-
-    def flow(x: float, y: float, end: float, name: str = "", side: int = 1) -> None:
-        """An arrow down, its tensor's name and shape beside it."""
-        style.arrow(axes, (x, y), (x, end))
-        if name:
-            at, ha = (x + 7, "left") if side > 0 else (x - 7, "right")
-            style.label(axes, at, (y + end) / 2 - 0.5, f"{name}  {shape(name)}", size=SMALL, ha=ha)
-
-    def named(x: float, y: float, name: str) -> None:
-        """A tensor's name and shape under the box that makes it."""
-        style.label(axes, x, y + 10, name, size=SMALL, ha="center")
-        style.label(axes, x, y + 23, shape(name), size=SMALL, ha="center")
-
-    def fork(y: float, end: float, targets: list[float]) -> None:
-        """One arrow in, one arrow out to each target."""
-        style.line(axes, [(spine, y - 6), (spine, y)])
-        style.line(axes, [(targets[0], y), (targets[-1], y)])
-        for x in targets:
-            style.arrow(axes, (x, y), (x, end))
-
-    def plus(y: float) -> None:
-        axes.add_patch(Circle((spine, y), 8, facecolor=PAPER, edgecolor=INK, lw=1.1, zorder=3))
-        style.line(axes, [(spine - 4, y), (spine + 4, y)])
-        style.line(axes, [(spine, y - 4), (spine, y + 4)])
-        for artist in axes.lines[-2:]:
-            artist.set_zorder(4)
-
-    def residual(start: float, end: float) -> None:
-        """The stream going round a block, into its plus."""
-        style.line(axes, [(spine, start), (rail, start), (rail, end)])
-        style.arrow(axes, (rail, end), (spine - 8, end))
-
-    spine, rail = 180.0, 24.0
-    columns = [78.0, 180.0, 282.0]
-    wide, tall = 92.0, 22.0
-
     y = style.headline(axes, title) + 8
-    style.label(axes, spine, y, "token ids", ha="center")
-    flow(spine, y + 8, y + 30, "tokens_BT")
-    style.box(axes, spine - 75, y + 30, 150, tall, WEIGHTS, "embedding")
-    frame_top = y + 77
-    flow(spine, y + 30 + tall, frame_top + 22)
-    style.label(axes, spine + 7, frame_top - 12, f"x_BTM  {shape('x_BTM')}", size=SMALL)
-
-    # Attention.
-    y = frame_top + 22
-    style.box(axes, spine - 75, y, 150, tall, PAPER, "RMSNorm")
-    start = y - 9
-    y += tall + 12
-    style.line(axes, [(spine, y - 12), (spine, y - 6)])
-    fork(y, y + 14, columns)
-    y += 14
-    names = ("q_BHTD", "k_BGTD", "v_BGTD")
-    for x, fill, words in zip(
-        columns, (QUERY, KEYS, VALUES), ("query", "key", "value"), strict=True
-    ):
-        style.box(axes, x - wide / 2, y, wide, tall, fill, words, weight="bold")
-    y += tall
-    for x, name in zip(columns, names, strict=True):
-        named(x, y, name)
-    y += 32
-    for x in columns[:2]:
-        style.arrow(axes, (x, y), (x, y + 13))
-    style.box(
-        axes,
-        columns[0] - wide / 2,
-        y + 13,
-        columns[1] - columns[0] + wide,
-        tall,
-        PAPER,
-        "rotate by position (RoPE)",
-    )
-    style.arrow(axes, (columns[2], y), (columns[2], y + 13 + tall + 14))
-    y += 13 + tall
-    for x in columns[:2]:
-        style.arrow(axes, (x, y), (x, y + 14))
-    y += 14
-    style.box(
-        axes, columns[0] - wide / 2, y, columns[2] - columns[0] + wide, 36, PAPER, "", size=SMALL
-    )
-    style.label(
-        axes,
-        spine,
-        y + 11.5,
-        f"attention: {data['group_size']} query heads read each KV head",
-        ha="center",
-    )
-    style.label(
-        axes,
-        spine,
-        y + 25.5,
-        f"scores_BHTS  {shape('scores_BHTS')}   (S = T here)",
-        size=SMALL,
-        ha="center",
-    )
-    y += 36
-    flow(spine, y, y + 22, "out_BHTD")
-    y += 22
-    style.box(axes, spine - 75, y, 150, tall, WEIGHTS, "output")
-    y += tall
-    style.arrow(axes, (spine, y), (spine, y + 12))
-    y += 20
-    plus(y)
-    residual(start, y)
-
-    # MLP.
-    start = y + 17
-    flow(spine, y + 8, y + 27)
-    style.label(axes, spine + 12, y + 12, f"x_BTM  {shape('x_BTM')}", size=SMALL)
-    y += 27
-    style.box(axes, spine - 75, y, 150, tall, PAPER, "RMSNorm")
-    y += tall + 12
-    style.line(axes, [(spine, y - 12), (spine, y - 6)])
-    pair = [columns[0] + 25, columns[2] - 25]
-    fork(y, y + 12, pair)
-    y += 12
-    for x, words in zip(pair, ("gate", "up"), strict=True):
-        style.box(axes, x - wide / 2, y, wide, tall, WEIGHTS, words)
-    y += tall
-    for x, name in zip(pair, ("gate_BTF", "up_BTF"), strict=True):
-        named(x, y, name)
-        style.arrow(axes, (x, y + 32), (x, y + 45))
-    y += 45
-    style.box(axes, pair[0] - wide / 2, y, pair[1] - pair[0] + wide, tall, PAPER, "SiLU(gate) × up")
-    style.arrow(axes, (spine, y + tall), (spine, y + tall + 12))
-    y += tall + 12
-    style.box(axes, spine - 75, y, 150, tall, WEIGHTS, "down")
-    style.arrow(axes, (spine, y + tall), (spine, y + tall + 12))
-    y += tall + 20
-    plus(y)
-    residual(start, y)
-    frame_bottom = y + 16
-    axes.add_patch(
-        Rectangle(
-            (MARGIN, frame_top),
-            style.WIDTH - 2 * MARGIN,
-            frame_bottom - frame_top,
-            facecolor=style.tint(WEIGHTS, 0.35),
-            edgecolor=style.FAINT,
-            lw=1,
-            zorder=-1,
-        )
-    )
-    style.label(
-        axes,
-        style.WIDTH - MARGIN - 8,
-        frame_top + 13,
-        f"{data['num_layers']} layers",
-        ha="right",
-        weight="bold",
-    )
-
-    # Head.
-    flow(spine, y + 8, frame_bottom + 22)
-    style.label(axes, spine + 7, frame_bottom + 10, f"x_BTM  {shape('x_BTM')}", size=SMALL)
-    y = frame_bottom + 22
-    style.box(axes, spine - 75, y, 150, tall, PAPER, "RMSNorm")
-    style.arrow(axes, (spine, y + tall), (spine, y + tall + 12))
-    y += tall + 12
-    style.box(axes, spine - 75, y, 150, tall, WEIGHTS, "head (= embedding)")
-    flow(spine, y + tall, y + tall + 20, "logits_BTV")
-    style.label(axes, spine, y + tall + 28, "scores of the next token", ha="center")
+    style.label(axes, _SPINE, y, "token ids", ha="center")
+    stream = _Stream(axes, data, y + 8)
+    stream.down(22, "tokens_BT")
+    stream.box(WEIGHTS, "embedding")
+    top = stream.y + 25
+    stream.note(_SPINE + 7, top - 12, "x_BTM")
+    stream.down(47)
+    _attention(stream, data["group_size"])
+    stream.note(_SPINE + 12, stream.y + 4, "x_BTM")
+    stream.down(19)
+    _mlp(stream)
+    height = stream.y + 8 - top
+    ground = {"facecolor": style.tint(WEIGHTS, 0.35), "edgecolor": style.FAINT, "lw": 1}
+    width = style.WIDTH - 2 * MARGIN
+    axes.add_patch(Rectangle((MARGIN, top), width, height, zorder=-1, **ground))
+    words, corner = f"{data['num_layers']} layers", style.WIDTH - MARGIN - 8
+    style.label(axes, corner, top + 13, words, ha="right", weight="bold")
+    stream.note(_SPINE + 7, stream.y + 18, "x_BTM")
+    stream.down(30)
+    stream.box(PAPER, "RMSNorm")
+    stream.down(12)
+    stream.box(WEIGHTS, "head (= embedding)")
+    stream.down(20, "logits_BTV")
+    style.label(axes, _SPINE, stream.y + 8, "scores of the next token", ha="center")
     return figure
 
 
@@ -466,17 +437,11 @@ def _plot_sampling(data: Data, title: str) -> Figure:
             zip(before, [*panel["probabilities"], panel["others"]], strict=True)
         ):
             y = first + index * row_h + (6 if index == len(rows) - 1 else 0)
-            axes.add_patch(
-                Rectangle(
-                    (x, y - 5.5), was * scale, 11, facecolor=PAPER, edgecolor=style.FAINT, lw=0.8
-                )
-            )
             if now:
-                axes.add_patch(
-                    Rectangle((x, y - 5.5), now * scale, 11, facecolor=NEW, lw=0, alpha=1, zorder=0)
-                )
-                axes.patches[-2].set_facecolor("none")
-                axes.patches[-2].set_edgecolor(style.shade(NEW, 0.6))
+                axes.add_patch(Rectangle((x, y - 5.5), now * scale, 11, facecolor=NEW, lw=0))
+            edge = style.shade(NEW, 0.6) if now else style.FAINT
+            outline = Rectangle((x, y - 5.5), was * scale, 11, fill=False, edgecolor=edge, lw=0.8)
+            axes.add_patch(outline)
         style.line(axes, [(x, first - 10), (x, first + len(rows) * row_h)], colour=INK)
         style.label(axes, x, first + len(rows) * row_h + 12, f"{panel['kept']:,}", size=SMALL)
     y = first + len(rows) * row_h + 32

@@ -231,6 +231,9 @@ def show(drawing: Figure | Record, alt: str = "") -> None:
     with style.applied():
         svg = style.to_svg(drawing, name=name, alt=alt, as_paths=False).decode("utf-8")
     display({"text/html": svg, "image/svg+xml": svg, "text/plain": alt}, raw=True)
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is not None:  # or the inline backend shows it a second time
+        pyplot.close(drawing)
 
 
 @contextmanager

@@ -238,6 +238,19 @@ def test_a_figure_of_the_book_brings_its_own_alt_text(displayed: list[dict[str, 
     assert displayed[0]["text/plain"] == figures.alt("02_broken_mask")
 
 
+def test_a_pyplot_figure_is_closed_so_that_it_shows_once(displayed: list[dict[str, str]]) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as pyplot
+
+    drawing, axes = pyplot.subplots()
+    axes.plot([1, 2], [1, 4])
+    show(drawing, ALT)
+    assert len(displayed) == 1
+    assert not pyplot.fignum_exists(drawing.number)
+
+
 def test_nothing_is_shown_if_the_cell_fails(displayed: list[dict[str, str]]) -> None:
     with (
         pytest.raises(ZeroDivisionError),

@@ -58,7 +58,7 @@ def load(name: str, *, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Tok
 def _from_gguf(
     path: Path, dtype: torch.dtype, name: str | None = None
 ) -> tuple[Decoder, Tokenizer]:
-    metadata, tensors = gguf.read_gguf(path)
+    metadata, tensors = gguf.read_gguf(path, dtype)
     arch, renamed = gguf.decoder_tensors(metadata, tensors)
     arch = dataclasses.replace(arch, name=name or arch.name)
     return _build(arch, renamed, dtype), Tokenizer.from_gguf(metadata)
@@ -72,7 +72,7 @@ def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer]:
 def _hub_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "tokenizer.json", "tokenizer_config.json", "*.safetensors*"]
+    patterns = ["config.json", "tokenizer*.json", "chat_template.jinja", "*.safetensors*"]
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:
@@ -82,10 +82,16 @@ def _hub_folder(name: str) -> Path:
 
 def _build(arch: Architecture, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
     """A decoder that holds ``tensors``, named as in :class:`Decoder`; all must be there and fit."""
-    with _NoInitialValues(), torch.device("meta"):
-        model = Decoder(arch)
+    num_layers = len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
+    if num_layers != arch.num_layers:
+        raise ValueError(f"the weights hold {num_layers} layers, the config says {arch.num_layers}")
+    try:
+        with _NoInitialValues(), torch.device("meta"):
+            model = Decoder(arch)
+    except RuntimeError as error:  # more elements than 64 bits can count
+        raise ValueError(f"the config asks for sizes that cannot be: {arch}") from error
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    if arch.tie_embeddings:
+    if arch.tie_embeddings and "embed.weight" in tensors:
         tensors = {**tensors, "head.weight": tensors["embed.weight"]}
     missing, extra = (
         sorted(expected.keys() - tensors.keys()),

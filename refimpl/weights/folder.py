@@ -29,7 +29,10 @@ def decoder_tensors(folder: Path) -> tuple[Architecture, dict[str, Tensor]]:
 
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder.name}/ has no config.json")
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    try:
+        config = dict(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder.name}/config.json is damaged: {error}") from error
     arch = Architecture.from_hf_config({"_name_or_path": folder.name, **config})
     files = sorted(folder.glob("*.safetensors"))
     if not files:

@@ -66,9 +66,11 @@ def _architecture(metadata: Mapping[str, Any], *, tied: bool) -> Architecture:
         raise ValueError(f"the GGUF file holds a {kind!r} model: only 'llama' is read")
 
     def value(key: str) -> Any:
-        if f"llama.{key}" not in metadata:
-            raise ValueError(f"the GGUF file has no 'llama.{key}'")
-        return metadata[f"llama.{key}"]
+        return required(metadata, f"llama.{key}")
+
+    for key, off in (("rope.scaling.type", "none"), ("attention.sliding_window", 0)):
+        if metadata.get(f"llama.{key}", off) != off:
+            raise ValueError(f"'llama.{key}' is {metadata[f'llama.{key}']!r}: not supported")
 
     width, heads = value("embedding_length"), value("attention.head_count")
     return Architecture(
@@ -77,9 +79,9 @@ def _architecture(metadata: Mapping[str, Any], *, tied: bool) -> Architecture:
         model_width=width,
         num_query_heads=heads,
         num_kv_heads=metadata.get("llama.attention.head_count_kv", heads),
-        head_dim=metadata.get("llama.rope.dimension_count", width // heads),
+        head_dim=metadata.get("llama.rope.dimension_count", width // max(heads, 1)),
         mlp_width=value("feed_forward_length"),
-        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
+        vocab_size=len(required(metadata, "tokenizer.ggml.tokens")),
         max_context=value("context_length"),
         rope_theta=metadata.get("llama.rope.freq_base", 10_000.0),
         norm_eps=round(value("attention.layer_norm_rms_epsilon"), 12),
@@ -87,8 +89,20 @@ def _architecture(metadata: Mapping[str, Any], *, tied: bool) -> Architecture:
     )
 
 
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata and float32 tensors of a GGUF v2 or v3 file holding F32, F16, Q8_0 or Q4_1.
+def required(metadata: Mapping[str, Any], key: str) -> Any:
+    """The value of a key; ``ValueError`` names one that is missing."""
+    if key not in metadata:
+        raise ValueError(f"the GGUF file has no {key!r}")
+    return metadata[key]
+
+
+def read_gguf(
+    path: Path, dtype: torch.dtype = torch.float32
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Metadata and tensors of a GGUF v2 or v3 file holding F32, F16, Q8_0 or Q4_1.
+
+    Every tensor is unpacked to float32 and then rounded to ``dtype``, one after the other, so that
+    a model in 16 bits is never whole in memory in 32.
 
     Raises ``ValueError`` with one line if the file is not a GGUF file or ends too early.
     """
@@ -112,7 +126,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
                 f"{path.name} is truncated: {name} ends at byte {last}, the file has {len(data)}"
             )
         raw = np.frombuffer(data, np.uint8, last - first, first)
-        tensors[name] = torch.from_numpy(unpack(raw).reshape(shape))
+        tensors[name] = torch.from_numpy(unpack(raw).reshape(shape)).to(dtype)
     return metadata, tensors
 
 

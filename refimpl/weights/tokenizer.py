@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from refimpl.weights.gguf import required
+
 
 class Tokenizer:
     """Text to token ids and back, and the chat template that the model was tuned with."""
@@ -20,7 +22,11 @@ class Tokenizer:
         return self.inner.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """Token ids; special tokens written in the text count as such, none are added."""
+        """Token ids; special tokens written in the text count as such, none are added.
+
+        Bytes that are not in the vocabulary give no token: SmolLM2's lacks 21 of the 256, among
+        them those that start the rarest planes of Unicode.
+        """
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -58,9 +64,16 @@ class Tokenizer:
                 f"the pre-tokenizer {metadata.get('tokenizer.ggml.pre')!r} is not known: only "
                 "'smollm' is"
             )
-        tokens = metadata["tokenizer.ggml.tokens"]
-        merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
-        inner = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+        tokens, pairs, kinds, eos_id = (
+            required(metadata, f"tokenizer.ggml.{key}")
+            for key in ("tokens", "merges", "token_type", "eos_token_id")
+        )
+        merges = [tuple(pair.split(" ")) for pair in pairs]
+        try:
+            inner = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+        except Exception as error:  # the only class that this constructor raises
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"the GGUF file's vocabulary is damaged: {reason}") from error
         inner.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -68,12 +81,11 @@ class Tokenizer:
             ]
         )
         inner.decoder = decoders.ByteLevel()
-        kinds = metadata["tokenizer.ggml.token_type"]
         special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
         inner.add_special_tokens([AddedToken(token, special=True) for token in special])
         return cls(
             inner,
-            eos_id=metadata["tokenizer.ggml.eos_token_id"],
+            eos_id=eos_id,
             chat_template=metadata.get("tokenizer.chat_template"),
             bos=tokens[metadata.get("tokenizer.ggml.bos_token_id", 0)],
         )
@@ -88,6 +100,10 @@ class Tokenizer:
         inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+        template = folder / "chat_template.jinja"  # transformers 5 keeps it beside the config
+        if template.is_file():
+            config["chat_template"] = template.read_text(encoding="utf-8")
 
         def text(key: str) -> str:
             token = config.get(key) or ""

@@ -119,11 +119,14 @@ def describe(value: Any) -> str:
 
 
 def render(value: Any, width: int = 88) -> str:
-    """``value`` as short, deterministic text: numbers to six digits, long arrays by shape."""
+    """``value`` as short, deterministic text: numbers to six digits, long arrays by shape.
+
+    A mapping takes a line for each key.
+    """
     if isinstance(value, (str, bytes)) or value is None:
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {render(x, width)}" for key, x in value.items()) + "}"
+        return "\n".join(f"{key}: {render(x, width)}" for key, x in value.items())
     array = as_array(value)
     if array is None:
         if _is_sequence(value):

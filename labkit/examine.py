@@ -13,7 +13,7 @@ import linecache
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache, partial
@@ -94,7 +94,8 @@ class Failure:
         if outcome.value is None:
             return "None: the function returned nothing; end it with a return statement"
         plain = render(outcome.value)
-        return plain if len(plain) < 200 else describe(outcome.value)
+        short = len(plain) < 200 or isinstance(outcome.value, Mapping)
+        return plain if short else describe(outcome.value)
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def _example(
 def _ragged_with_stop(max_new_tokens: int, *positions: tuple[int, int]) -> Example:
     """Stops at tokens that the free run generates: ``positions`` are (row, step)."""
     prompts = [[31, 4, 15, 9, 26], [53], [58, 9, 7]]
-    free = _example(61, 5, prompts, max_new_tokens).expected["new tokens"]
+    free = _example(61, 2, prompts, max_new_tokens).expected["new tokens"]
     stops = tuple(free[row][step] for row, step in positions)
-    return _example(61, 5, prompts, max_new_tokens, (*stops, 60))
+    return _example(61, 2, prompts, max_new_tokens, (*stops, 60))
 
 
 def _left_padded(model, prompts, max_new_tokens, stop_tokens=()):
@@ -195,17 +195,17 @@ CACHED_GENERATE = Task(
     properties=(
         Property(
             "the prompt's last position chooses the first new token",
-            lambda: [_example(11, 1, [[2]], 1), _example(61, 2, [[31, 4, 15]], 1)],
+            lambda: [_example(11, 1, [[2]], 1), _example(61, 2, [[31, 4, 10]], 1)],
         ),
         Property(
             "each step feeds one token, behind all that is stored",
-            lambda: [_example(11, 1, [[2]], 3), _example(61, 3, [[31, 4, 15, 9]], 8)],
+            lambda: [_example(11, 1, [[2]], 3), _example(61, 2, [[31, 4, 15, 9]], 8)],
         ),
         Property(
             "a row of a ragged batch gives what it gives alone",
             lambda: [
-                _example(61, 4, [[31, 4], [15]], 1),
-                _example(61, 5, [[31, 4, 15, 9, 26], [53], [58, 9, 7]], 7),
+                _example(61, 2, [[31, 4], [15]], 1),
+                _example(61, 2, [[31, 4, 15, 9, 26], [53], [58, 9, 7]], 7),
             ],
         ),
         Property(
@@ -223,13 +223,13 @@ CACHED_GENERATE = Task(
         ),
         Property(
             "a stop token in a prompt ends nothing",
-            lambda: [_example(61, 6, [[31, 4], [15]], 3, (31, 15))],
+            lambda: [_example(61, 2, [[31, 4], [15]], 3, (31, 15))],
             edge=True,
         ),
     ),
     hints=(
-        "Pad in front, so that the last column is every row's last token. A first pass feeds all "
-        "of it, each later one a column [B, 1].",
+        "Pad in front with token 0, so that the last column is every row's last token. A first "
+        "pass feeds all of it, each later one a column [B, 1].",
         "Count the slots stored. Position = slot − pads of the row; a key is read if it is in a "
         "slot not later than the query's and not a pad's.",
         "A finished row still needs a token in its column, which one does not matter; append only "

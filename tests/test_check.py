@@ -113,6 +113,7 @@ def test_render_is_short():
     assert render(torch.arange(6).reshape(2, 3)) == "[[0, 1, 2], [3, 4, 5]]"
     assert render(torch.zeros(50, 50)).startswith("shape (50, 50): 0, 0, 0, 0")
     assert render((1.5, [True, None])) == "(1.5, [True, None])"
+    assert render({"a": [1, 2], "b": True}) == "a: [1, 2]\nb: True"
 
 
 # ── check.<task> ─────────────────────────────────────────────────────────────────────────────
@@ -190,6 +191,15 @@ def leaving(*args):
     raise SystemExit(3)
 
 
+def raising_value(*args):
+    raise ValueError("never")
+
+
+def reading_early(k_buffer, v_buffer, num_tokens, k, v):
+    TASKS["append_and_read"].answers[0](k_buffer, v_buffer, num_tokens, k, v)
+    return k_buffer[:, :, :num_tokens], v_buffer[:, :, :num_tokens]
+
+
 def too_few(num_prompt):
     return num_prompt
 
@@ -215,6 +225,13 @@ def too_few(num_prompt):
         ("generate", lambda m, p, n, s: [m(torch.tensor(p))], "of shape [B, T]"),
         ("attend", lambda q, k, v: q[0], "expected shape (1, 1, 1, 2), got (1, 1, 2)"),
         ("attend", lambda q, k, v: torch.full_like(q, NAN), "got       [[[[nan, nan]]]]"),
+        # Where a check drives the function: what it returned, and the reader's own line.
+        ("append_and_read", returning_nothing, "got       None: the function returned nothing"),
+        ("append_and_read", raising, "at: return values[7]"),
+        ("append_and_read", reading_early, "differs   ['returned']: expected shape"),
+        ("truncate", raising_value, "ValueError: never"),
+        ("cached_generate", lambda m, p, n, s: p[0].append(0) or p, "a changed argument: prompts"),
+        ("cached_generate", lambda m, p, n, s: p, "expected  new tokens: [[7]]\n            each"),
         ("draw", 5, "pass the function itself, check.draw(draw), not int 5"),
         ("draw", torch.ones(2), "pass the function itself"),
     ],
@@ -289,6 +306,24 @@ def test_an_example_that_expects_something_else_fails_a_right_answer():
     wrong = Property("wrong", lambda: [Example((1, 1), 2)])
     with pytest.raises(CheckFailed):
         check.grade(replace(task, properties=(*task.properties, wrong)), task.answers[0])
+
+
+def test_nan_is_a_result_only_where_a_task_says_so():
+    task = TASKS["truncate"]
+    assert examine.examine(task, task.answers[0]).passed
+    strict = examine.examine(replace(task, equal_nan=False), task.answers[0])
+    assert strict.failure is not None and "both are NaN" in strict.failure.message()
+
+
+def test_a_driven_function_gets_buffers_of_its_own():
+    task = TASKS["append_and_read"]
+    for prop in task.properties:
+        for example in prop.examples():
+            before = [x.clone() for x in example.args[:2]]
+            for _ in range(2):
+                result = task.call(task.answers[0], *example.args)
+                assert difference(result, example.expected, equal_nan=True) is None
+            assert difference(list(example.args[:2]), before, equal_nan=True) is None
 
 
 def test_an_unknown_task_suggests_near_ones():

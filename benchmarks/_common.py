@@ -1,10 +1,13 @@
 """What every benchmark here shares: samples taken in turn, machine facts, tables."""
 
+import dataclasses
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,28 +15,72 @@ import torch
 
 from refimpl import machine
 
+# A round is quiet when everything else on the machine used less than this share of the cores.
+QUIET = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """One sample of every run, a figure taken after them, and what others used of the cores."""
+
+    samples: Mapping[str, float]
+    after: float
+    others: float
+
+
+class Neighbours:
+    """What share of the machine's cores everything but this process uses, between two looks."""
+
+    def __init__(self) -> None:
+        self._before = self._look()
+
+    def share(self) -> float:
+        """0 to 1 since the last call, or since the start; 0 where the system does not tell."""
+        before, self._before = self._before, self._look()
+        busy, total, own = (now - then for now, then in zip(self._before, before, strict=True))
+        return min(max((busy - own) / total, 0.0), 1.0) if total > 0 else 0.0
+
+    @staticmethod
+    def _look() -> tuple[float, float, float]:
+        """Busy and all seconds of the cores, and those of this process."""
+        listing = Path("/proc/stat")
+        if not listing.is_file():
+            return 0.0, 0.0, time.process_time()
+        ticks = [int(word) for word in listing.read_text("ascii").split("\n", 1)[0].split()[1:9]]
+        seconds = [value / os.sysconf("SC_CLK_TCK") for value in ticks]
+        idle = seconds[3] + seconds[4]  # idle, and idle while a disk works
+        return sum(seconds) - idle, sum(seconds), time.process_time()
+
 
 def alternate(
     runs: Mapping[str, Callable[[], float]],
     repeats: int,
     *,
-    after_round: Callable[[int], None] = lambda index: None,
-) -> dict[str, list[float]]:
-    """``repeats`` samples of each run, taken in turn and starting one further every round.
+    after_round: Callable[[], float],
+    patience: float = 0.0,
+    neighbours: Callable[[], Callable[[], float]] = lambda: Neighbours().share,
+) -> list[Round]:
+    """``repeats`` rounds of one sample each, taken in turn and starting one further every round.
 
     A neighbour who takes the processor for ten seconds then slows all of them, not one of them,
-    and no run is always the first after the pause.
+    and no run is always the first after the pause. With ``patience``, rounds go on for up to that
+    many seconds, each waiting for a quiet moment, until ``repeats`` of them were quiet; kept are
+    those in which others used the least, a choice that does not look at our own times.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1, got {repeats}")
-    names = list(runs)
-    samples: dict[str, list[float]] = {name: [] for name in names}
-    for index in range(repeats):
-        first = index % len(names)
-        for name in names[first:] + names[:first]:
-            samples[name].append(runs[name]())
-        after_round(index)
-    return samples
+    names, rounds, deadline = list(runs), [], time.monotonic() + patience
+    others = neighbours()
+    while True:
+        while time.monotonic() < deadline and others() > QUIET:
+            time.sleep(1)
+        others()
+        first = len(rounds) % len(names)
+        samples = {name: runs[name]() for name in names[first:] + names[:first]}
+        rounds.append(Round(samples, after_round(), others()))
+        quiet = sum(done.others <= QUIET for done in rounds)
+        if len(rounds) >= repeats and (quiet >= repeats or time.monotonic() >= deadline):
+            return sorted(rounds, key=lambda done: done.others)[:repeats]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

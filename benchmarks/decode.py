@@ -42,7 +42,10 @@ Run = Callable[[], float]
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One variant at one dtype and context. Seconds are medians over the rounds."""
+    """One variant at one dtype and context. Seconds are medians over the rounds.
+
+    ``others`` is the largest share of the cores that other processes used during a round.
+    """
 
     dtype: str
     context: int
@@ -52,6 +55,7 @@ class Row:
     spread: float
     bytes_per_token: int
     bytes_per_second: float
+    others: float
     samples: tuple[float, ...]
 
     @property
@@ -78,7 +82,7 @@ def bytes_read(arch: Architecture, context: int, dtype: str) -> int:
 
 def check_equal(model: Decoder, peer: torch.nn.Module, dtype: str, num_tokens: int = 64) -> float:
     """The largest difference of a logit; ``ValueError`` if it says that the models differ."""
-    tokens_BT = _prompt(model.arch, num_tokens)[None]
+    tokens_BT = _prompt(model.arch, min(num_tokens, model.arch.max_context))[None]
     with torch.no_grad():
         theirs = peer(tokens_BT, use_cache=False).logits.float()
         worst = max(
@@ -157,7 +161,8 @@ def measure(
     *,
     steps: int,
     repeats: int,
-    bandwidth: Callable[[], float] = machine.read_bandwidth,
+    patience: float = 0.0,
+    bandwidth: Callable[[], float] = lambda: machine.read_bandwidth(),
 ) -> list[Row]:
     """One row per variant, all measured in turn; the bandwidth is taken after every round."""
     prompt_T = _prompt(model.arch, context)
@@ -168,10 +173,8 @@ def measure(
     }
     for run in runs.values():
         run()  # the first run allocates and picks kernels
-    readings: list[float] = []
-    samples = _common.alternate(
-        runs, repeats, after_round=lambda index: readings.append(bandwidth())
-    )
+    rounds = _common.alternate(runs, repeats, after_round=bandwidth, patience=patience)
+    samples = {name: [done.samples[name] for done in rounds] for name in runs}
     # Halfway through the run the cache is half the new tokens longer than the context.
     read = bytes_read(model.arch, context + steps // 2, dtype)
     return [
@@ -183,7 +186,8 @@ def measure(
             times_peer=_common.ratio(taken, samples[PEER]),
             spread=_common.spread(taken),
             bytes_per_token=read,
-            bytes_per_second=statistics.median(readings),
+            bytes_per_second=statistics.median(done.after for done in rounds),
+            others=max(done.others for done in rounds),
             samples=tuple(taken),
         )
         for name, taken in samples.items()
@@ -230,6 +234,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=list(DTYPES))
     parser.add_argument("--context", type=int, nargs="+", default=[128, 2048], metavar="TOKENS")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="on a shared machine: how long to wait for undisturbed rounds, per dtype and context",
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="keep the run: .md or .json")
     options = parser.parse_args(argv)
     steps, repeats = (16, 3) if options.quick else (32, 9)
@@ -246,16 +257,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{dtype}: logits within {worst:.2g} of transformers'", file=sys.stderr)
         for context in options.context:
             print(f"{dtype}, context {context:,}: measuring", file=sys.stderr, flush=True)
-            rows += measure(model, peer, dtype, context, steps=steps, repeats=repeats)
+            rows += measure(
+                model, peer, dtype, context, steps=steps, repeats=repeats, patience=options.patience
+            )
     title = f"Decode, batch 1, {weights.MODEL_NAME}: {repeats} rounds of {steps} steps"
     speeds = [row.bytes_per_second / 1e9 for row in rows]
     low, high = min(speeds), max(speeds)
-    bandwidth = f"read bandwidth in this run: {low:.1f} to {high:.1f} GB/s"
+    others = max(row.others for row in rows)
+    notes = f"read bandwidth in this run: {low:.1f} to {high:.1f} GB/s"
+    if others > _common.QUIET:
+        notes += (
+            f"\nother processes used up to {others:.0%} of the cores: two threads that wait for "
+            "each other suffer more than that; repeat with --patience 300"
+        )
     facts = ", ".join(f"{key} {value}" for key, value in _common.machine_facts().items())
-    print(f"{title}\n{facts}\n{bandwidth}\n\n{table(rows)}")
+    print(f"{title}\n{facts}\n{notes}\n\n{table(rows)}")
     if options.write:
         data = {"rows": [dataclasses.asdict(row) for row in rows]}
-        _common.write(options.write, title, f"{bandwidth}\n\n{table(rows)}", data)
+        _common.write(options.write, title, f"{notes}\n\n{table(rows)}", data)
     return 0
 
 

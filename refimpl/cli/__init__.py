@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except ValueError as error:
         return _complain(error, 2)
-    except (OSError, ImportError) as error:
+    except ImportError as error:
+        return _complain(f"{error}; install what the book needs: {doctor.INSTALL}", 1)
+    except OSError as error:
         return _complain(error, 1)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2
@@ -84,7 +86,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _complain(error: Exception, code: int) -> int:
+def _complain(error: Exception | str, code: int) -> int:
     text = " ".join(str(error).split()) or type(error).__name__
     print(f"{PROGRAM}: {text}", file=sys.stderr)
     return code

@@ -9,13 +9,15 @@ from pathlib import Path
 
 
 def whole(text: str, low: int = 0) -> int:
-    """An integer of at least ``low``, for argparse."""
+    """An integer of at least ``low`` that fits in 63 bits, for argparse."""
     try:
         value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < low:
         raise argparse.ArgumentTypeError(f"{value} is too small: at least {low}")
+    if value >= 2**63:
+        raise argparse.ArgumentTypeError(f"{value} is too large: below 2**63")
     return value
 
 

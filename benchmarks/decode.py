@@ -27,7 +27,7 @@ from refimpl import machine, weights
 from refimpl.architecture import Architecture
 from refimpl.cache import ContiguousCache
 from refimpl.decode import generate
-from refimpl.model import Decoder, fuse
+from refimpl.model import Decoder, fuse, pack
 from refimpl.sizing import count_parameters, kv_bytes
 from refimpl.weights.peer import as_transformers
 
@@ -86,7 +86,8 @@ def check_equal(model: Decoder, peer: torch.nn.Module, dtype: str, num_tokens: i
     with torch.no_grad():
         theirs = peer(tokens_BT, use_cache=False).logits.float()
         worst = max(
-            (ours(tokens_BT).float() - theirs).abs().max().item() for ours in (model, fuse(model))
+            (ours(tokens_BT).float() - theirs).abs().max().item()
+            for ours in (model, fuse(model), pack(fuse(model)))
         )
     if not worst <= TOLERANCE[dtype]:
         raise ValueError(
@@ -170,6 +171,7 @@ def measure(
         PEER: peer_run(peer, prompt_T, steps),
         "refimpl, plain": own_run(model, prompt_T, steps),
         "refimpl, fused": own_run(fuse(model), prompt_T, steps),
+        "refimpl, fused and packed": own_run(pack(fuse(model)), prompt_T, steps),
     }
     for run in runs.values():
         run()  # the first run allocates and picks kernels

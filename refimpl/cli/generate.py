@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=text.whole, default=0, metavar="N", help="default: 0")
     parser.add_argument("--naive", action="store_true", help="no cache: recompute every step")
     code = parser.add_mutually_exclusive_group()
-    code.add_argument("--fused", action="store_true", help="larger matrices (default)")
+    code.add_argument("--fused", action="store_true", help="fewer, larger kernels (default)")
     code.add_argument("--plain", action="store_true", help="the decoder as the chapters build it")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a stream")
 
@@ -91,7 +91,7 @@ def _load(options: argparse.Namespace) -> tuple["Decoder", "Tokenizer", Any]:
         model, tokenizer = weights.load(name, dtype=getattr(torch, DTYPES[options.dtype]))
     except (OSError, ValueError) as error:  # the file is absent, damaged or of another family
         raise OSError(f"{error}{fetch.advice(name)}") from error
-    return model if options.plain else models.fuse(model), tokenizer, sampler
+    return model if options.plain else models.pack(models.fuse(model)), tokenizer, sampler
 
 
 def _decode(

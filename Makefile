@@ -26,6 +26,8 @@ MODEL := $(VENV)/.model
 NOTEBOOK_DIRS = $(wildcard chapters solutions)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Threads that wait, sleep: spinning costs a factor of ten as soon as anything else runs.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: help book test lint unit nbval check notebooks lab bench sabotage figures sheets site clean distclean
 

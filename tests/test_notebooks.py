@@ -268,9 +268,13 @@ def unchecked_copies(code: str) -> list[str]:
     tree = ast.parse(code)
     defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     public = {name for path in (ROOT / "refimpl").rglob("*.py") for name in public_names(path)}
-    used = {target.name.split(".")[-1] for target in sabotage.uses(code)}
-    used |= {target.name.split(".")[0] for target in sabotage.uses(code)}
-    return sorted((defined & public) - used)
+    parts = {part for target in sabotage.uses(code) for part in target.name.split(".")}
+    # generate_naive is what a chapter's plain generate is held against
+    return sorted(
+        name
+        for name in defined & public
+        if not any(part == name or part.startswith(f"{name}_") for part in parts)
+    )
 
 
 def public_names(path: Path) -> list[str]:

@@ -1,9 +1,12 @@
 """Each assert behind an answer is reached, is true, and would turn its notebook red if false.
 
-For every cell tagged ``answers:…`` or ``trap:…``, and every assert in it, a copy of the cell in
-which that one assert is negated runs in the chapter's kernel, where the chapter had got to. The
-negated assert itself must raise. A cell whose assert is skipped, or true only by accident of an
+For every cell tagged ``answers:…`` or ``trap:…``, and every assert in it, a copy in which that one
+assert is negated runs in the chapter's kernel, at the point the chapter had got to. The negated
+assert itself must raise. A cell whose assert is skipped, swallowed, or true only by accident of an
 exception elsewhere, is found here.
+
+A cell runs statement by statement, so that what stands above an assert is computed once. An assert
+inside a function raises only when the function is called: there the rest of the cell is run.
 """
 
 from __future__ import annotations
@@ -48,42 +51,61 @@ def is_constant(node: ast.Assert) -> bool:
     return not {name for name in names if not hasattr(builtins, name)}
 
 
-def negated(source: str, index: int) -> tuple[str, str]:
-    """Return a cell with one assert negated, and the message that only this assert raises."""
-    tree = ast.parse(source)
-    node = sorted(
-        (node for node in ast.walk(tree) if isinstance(node, ast.Assert)),
-        key=lambda node: (node.lineno, node.col_offset),
-    )[index]
-    message = f"negated assert {index} in line {node.lineno}"
-    node.test = ast.UnaryOp(ast.Not(), node.test)
-    node.msg = ast.Constant(message)
-    return ast.unparse(ast.fix_missing_locations(tree)), message
+def negated(nodes: list[ast.stmt], target: ast.Assert) -> tuple[str, str]:
+    """Return statements with one of their asserts negated, and the message only it raises."""
+    message = f"negated assert in line {target.lineno}"
+    test, why = target.test, target.msg
+    target.test, target.msg = ast.UnaryOp(ast.Not(), test), ast.Constant(message)
+    try:
+        return ast.unparse(ast.Module(nodes, [])), message
+    finally:
+        target.test, target.msg = test, why
+
+
+def is_deferred(statement: ast.stmt, target: ast.Assert) -> bool:
+    """Tell whether an assert stands in a function or class within a statement."""
+    return any(
+        target in ast.walk(node)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    )
 
 
 def faults(cells: list[nbformat.NotebookNode], execute: Execute) -> list[str]:
     """Run a chapter, negating as it goes; return one line per assert that proves nothing."""
     found = []
     for number, cell in enumerate(cells, start=1):
-        if is_answer(cell):
-            label = f"cell {number} ({', '.join(pairing.tags(cell))})"
-            nodes = asserts(cell.source)
-            if not nodes:
-                found.append(f"{label}: no assert")
-            for i, node in enumerate(nodes):
+        label = f"cell {number} ({', '.join(pairing.tags(cell))})"
+        body = ast.parse(cell.source).body if is_answer(cell) else []
+        if is_answer(cell) and not asserts(cell.source):
+            found.append(f"{label}: no assert")
+        pieces = [cell.source] if not body else []
+        for i, statement in enumerate(body):
+            for node in [n for n in ast.walk(statement) if isinstance(n, ast.Assert)]:
                 if is_constant(node):
                     found.append(f"{label}, line {node.lineno}: asserts a constant")
                     continue
-                changed, message = negated(cell.source, i)
+                failed = run_all(pieces, execute)
+                pieces = []
+                if failed:
+                    return [*found, f"cell {number} fails: {failed}"]
+                rest = body[i:] if is_deferred(statement, node) else [statement]
+                changed, message = negated(rest, node)
                 result = execute(changed)
                 if result != ("AssertionError", message):
                     said = ": ".join(result) if result else "nothing raised"
                     found.append(f"{label}, line {node.lineno}: negated, yet {said}")
-        result = execute(cell.source)
-        if result is not None:
-            found.append(f"cell {number} fails: {': '.join(result)}")
-            break
+            pieces.append(ast.unparse(statement))
+        failed = run_all(pieces, execute)
+        if failed:
+            return [*found, f"cell {number} fails: {failed}"]
     return found
+
+
+def run_all(pieces: list[str], execute: Execute) -> str:
+    """Run statements as one; return what went wrong, or an empty string."""
+    result = execute("\n".join(pieces)) if pieces else None
+    return ": ".join(result) if result else ""
 
 
 @contextmanager
@@ -136,7 +158,9 @@ def test_a_negated_answer_turns_nbval_red(inside: Path, nbval: Callable[..., Rep
     notebook = nbformat.read(CHAPTERS[0], as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     number = next(i for i, cell in enumerate(cells) if is_answer(cell))
-    cells[number].source, message = negated(cells[number].source, 0)
+    tree = ast.parse(cells[number].source)
+    first = next(node for node in ast.walk(tree) if isinstance(node, ast.Assert))
+    cells[number].source, message = negated(tree.body, first)
     path = inside / "negated.ipynb"
     path.write_text(pairing.dumps(notebook), encoding="utf-8")
     report = nbval(path, "-x")
@@ -175,7 +199,16 @@ ANSWER = ["answers:one"]
         ("assert n == 2", "nothing raised"),
         ("try:\n    assert n == 1\nexcept AssertionError:\n    pass", "nothing raised"),
         ("assert n == 1\nassert n / 0 == 1", "ZeroDivisionError"),
-        ("n += 1\nassert n == 2", "fails"),
+        ("n += 1\nassert n == 2", ""),
+        (
+            "import contextlib\nwith contextlib.suppress(AssertionError):\n    assert n == 1",
+            "nothing",
+        ),
+        (
+            "def f(y):\n    assert y == n\ntry:\n    f(n)\nexcept AssertionError:\n    pass",
+            "nothing",
+        ),
+        ("assert n == 1\nraise OSError('disk')", "fails"),
     ],
 )
 def test_an_assert_that_proves_nothing_is_seen(source: str, fault: str) -> None:
@@ -185,6 +218,14 @@ def test_an_assert_that_proves_nothing_is_seen(source: str, fault: str) -> None:
 
 
 def test_each_assert_is_negated_alone() -> None:
-    source = "assert a == 1\nif b:\n    assert c, 'why'"
-    changed, message = negated(source, 1)
+    tree = ast.parse("assert a == 1\nif b:\n    assert c, 'why'")
+    last = tree.body[1].body[0]
+    changed, message = negated(tree.body, last)
     assert changed == f"assert a == 1\nif b:\n    assert not c, {message!r}"
+    assert ast.unparse(tree) == "assert a == 1\nif b:\n    assert c, 'why'"
+
+
+def test_what_stands_above_an_assert_runs_once() -> None:
+    source = "runs.append(1)\nassert runs\nfor i in range(2):\n    assert runs == [1]"
+    cells = make_notebook(["runs = []", (source, ANSWER), ("assert runs == [1]", ANSWER)]).cells
+    assert faults(cells, in_process()) == []

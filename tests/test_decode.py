@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import CASES, GQA, MHA, MQA, TINY, hf_twin, seeded, tiny, token_ids
 
-from refimpl import model as refimpl_model
 from refimpl import weights
 from refimpl.architecture import Architecture
 from refimpl.cache import ConcatenatingCache, ContiguousCache
 from refimpl.decode import generate, generate_naive
 from refimpl.model import Decoder, fuse
+from refimpl.model import decoder as refimpl_model
 from refimpl.rope import rotary_table
 from refimpl.sampling import Sampler, greedy
 

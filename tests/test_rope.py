@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import CASES, GQA, normal, tiny, token_ids
 
-from refimpl import model as refimpl_model
 from refimpl.architecture import Architecture, RopeScaling
 from refimpl.cache import ContiguousCache
+from refimpl.model import decoder as refimpl_model
 from refimpl.rope import (
     frequencies,
     interleaved_to_half_split,

@@ -8,6 +8,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -ec
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-builtin-rules
+.NOTPARALLEL:
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -47,7 +48,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	         /^Installing collected/ { print "      unpacking"; fflush() }'
 	@touch $@
 
-$(MODEL): $(INSTALLED) $(wildcard refimpl/weights.py)
+$(MODEL): $(INSTALLED)
 	@echo "[2/2] model: SmolLM2-135M-Instruct (98 MB, once)"
 	@$(PY) -m refimpl fetch
 	@touch $@
@@ -75,17 +76,17 @@ lint: $(INSTALLED)
 
 unit: $(MODEL)
 	@echo "tests: modules and project"
-	@$(PY) -m pytest tests -n $(WORKERS) --dist loadfile -q
+	@$(PY) -m pytest tests -n $(WORKERS) --dist loadfile
 
 nbval: $(MODEL)
 	@echo "notebooks: $(NOTEBOOK_DIRS) under nbval"
-	@$(if $(NOTEBOOK_DIRS),$(PY) -m pytest $(NOTEBOOK_DIRS) -n $(WORKERS) --dist loadfile -q,echo "no notebooks yet")
+	@$(if $(NOTEBOOK_DIRS),$(PY) -m pytest $(NOTEBOOK_DIRS) -n $(WORKERS) --dist loadfile,echo "no notebooks yet")
 
 check: $(MODEL) ## the short loop: only what your changes touch
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m labkit.build check
-	@$(PY) -m labkit.changed | xargs $(PY) -m pytest -n $(WORKERS) --dist loadfile -q
+	@$(PY) -m labkit.changed | xargs $(PY) -m pytest -n $(WORKERS) --dist loadfile
 
 sabotage: $(MODEL) ## perturb every refimpl function a chapter uses; nbval must turn red
 	@$(PY) -m labkit.sabotage $(NAME)

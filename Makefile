@@ -59,7 +59,7 @@ book: $(MODEL) ## execute every chapter, build the site, print its address
 	@$(PY) -m labkit.build book
 
 lab: $(MODEL) ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab --notebook-dir=.
+	@PYTHONWARNINGS='ignore:IProgress not found' $(BIN)/jupyter lab --notebook-dir=.
 
 site: $(MODEL) ## render the site from what is already executed
 	@$(PY) -m labkit.build site

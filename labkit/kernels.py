@@ -56,7 +56,9 @@ def kernel_environment(threads: int | None = None) -> dict[str, str]:
         TRANSFORMERS_OFFLINE="1",
         TQDM_DISABLE="1",
         PYTHONHASHSEED="0",
-        PYTHONWARNINGS=",".join(f"error:::{name}" for name in refimpl_modules()),
+        PYTHONWARNINGS=",".join(
+            ["ignore:IProgress not found", *(f"error:::{name}" for name in refimpl_modules())]
+        ),
         JUPYTER_PLATFORM_DIRS="1",
         PYDEVD_DISABLE_FILE_VALIDATION="1",
     )

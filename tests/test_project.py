@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import json
 import os
 import re
@@ -58,6 +59,35 @@ def test_constraints_are_exact_sorted_and_unique() -> None:
     assert len({canonicalize_name(name) for name in names}) == len(names)
     assert all(name == canonicalize_name(name) for name in names)
     assert not any("+" in line for line in lines if not line.startswith("#"))
+
+
+def closure(requirements: list[Requirement]) -> set[str]:
+    """Return the names of all packages that some requirements bring in, as installed here."""
+    found: dict[str, set[str]] = {}
+    todo = [(r.name, set(r.extras)) for r in requirements if not r.marker or r.marker.evaluate()]
+    while todo:
+        name, extras = todo.pop()
+        name = canonicalize_name(name)
+        if name in found and extras <= found[name]:
+            continue
+        found.setdefault(name, set()).update(extras)
+        for line in importlib.metadata.requires(name) or []:
+            need = Requirement(line)
+            if need.marker is None or any(
+                need.marker.evaluate({"extra": extra}) for extra in ("", *found[name])
+            ):
+                todo.append((need.name, set(need.extras)))
+    return set(found)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or sys.version_info[:2] != pins.PYTHON,
+    reason="the pins are those of Linux and one Python minor",
+)
+def test_constraints_hold_the_whole_closure_and_nothing_else() -> None:
+    # torch's own builds for accelerators come with libraries that torch itself pins.
+    needed = {name for name in closure(REQUIREMENTS) if not re.match(r"(nvidia|cuda)-", name)}
+    assert set(pins.read_pins()) == needed
 
 
 @pytest.mark.parametrize("line", ["torch>=2.13", "torch-2.13.0", "torch", "-e .", "torch=2.13"])
@@ -224,6 +254,15 @@ def test_no_path_of_a_machine_and_no_registry_host() -> None:
 )
 def test_a_path_of_a_machine_is_seen(parts: tuple[str, str]) -> None:
     assert MACHINE.search("".join(parts))
+
+
+def test_data_files_are_packaged() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = settings["tool"]["setuptools"]["package-data"]
+    for path in tracked():
+        package, *rest = path.relative_to(ROOT).parts
+        if package in patterns and path.suffix != ".py":
+            assert any(Path(*rest).match(p) for p in patterns[package]), path.name
 
 
 def test_nothing_large_or_built_is_tracked() -> None:

@@ -452,15 +452,33 @@ def run(notebook: Path, target: Target | None = None, threads: int | None = None
         return Outcome(target, red, match[1] if match else "", ", ".join(what))
 
 
+def measures_time(notebook: Path, cell: str) -> bool:
+    """Tell whether a red cell (``Cell 14``) is one whose output nbval does not compare."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = [c for c in cells if c["cell_type"] == "code"]
+    return "nbval-ignore-output" in code[int(cell.split()[1])]["metadata"].get("tags", [])
+
+
+def settled(notebook: Path, target: Target | None = None, threads: int | None = None) -> Outcome:
+    """Run a notebook; if a cell that measures time is red, run again and believe the second.
+
+    Such a cell can be red because the machine was busy: that is not the chapter noticing.
+    """
+    outcome = run(notebook, target, threads)
+    if outcome.red and measures_time(notebook, outcome.cell):
+        outcome = run(notebook, target, threads)
+    return outcome
+
+
 def sabotage(notebook: Path, workers: int = 2) -> Iterator[Outcome]:
     """Yield the unperturbed outcome, then one outcome per function, as they finish."""
-    baseline = run(notebook)
+    baseline = settled(notebook)
     yield baseline
     if baseline.red:
         return
     threads = max(1, min(2, (os.cpu_count() or 1) // workers))
     with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(run, notebook, t, threads) for t in uses(chapter_code(notebook))]
+        jobs = [pool.submit(settled, notebook, t, threads) for t in uses(chapter_code(notebook))]
         for job in as_completed(jobs):
             yield job.result()
 

@@ -26,7 +26,7 @@ def test_a_sample_of_perturbations_turns_the_chapter_red(path: Path) -> None:
     targets = uses(sabotage.chapter_code(path))
     perturbed = 0
     for target in sabotage.sample(targets, len(targets), seed=path.read_bytes()):
-        outcome = sabotage.run(path, target)
+        outcome = sabotage.settled(path, target)
         assert outcome.ok, f"{target} ({outcome.perturbation}): {outcome.verdict}"
         perturbed += outcome.red
         if perturbed == SAMPLED:
@@ -173,6 +173,17 @@ def test_perturbed_in_the_kernel(tiny: Path, name: str, verdict: str) -> None:
     assert outcome.verdict == verdict
     assert outcome.ok is verdict.startswith("red")
     assert "LABKIT_SABOTAGE" not in os.environ
+
+
+def test_a_red_timing_cell_is_run_again(
+    write_notebook: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_notebook(["x = 1", ("assert x", ["nbval-ignore-output"])])
+    verdicts = [sabotage.Outcome(None, True, "Cell 1", ""), sabotage.Outcome(None, False, "", "")]
+    monkeypatch.setattr(sabotage, "run", lambda *_: verdicts.pop(0))
+    assert not sabotage.settled(path).red
+    verdicts[:] = [sabotage.Outcome(None, True, "Cell 0", "")]
+    assert sabotage.settled(path).red, "any other red cell counts at once"
 
 
 def test_a_function_that_is_not_there_is_an_error(tiny: Path) -> None:

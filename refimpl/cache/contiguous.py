@@ -13,6 +13,8 @@ class _Rows:
     """Row lengths per layer, and every check that the two caches below share."""
 
     max_tokens: int | None = None
+    _k: list[Tensor]  # one a layer, [B, G, slots, D]
+    _v: list[Tensor]
 
     def __init__(self, arch: Architecture, batch_size: int, dtype: torch.dtype) -> None:
         if batch_size < 1:
@@ -29,6 +31,10 @@ class _Rows:
     @property
     def num_tokens(self) -> Tensor:
         return torch.tensor([min(row) for row in zip(*self._lengths, strict=True)])
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(x.nbytes for x in (*self._k, *self._v))
 
     def _check_append(
         self, layer: int, k: Tensor, v: Tensor, lengths_B: Lengths | None
@@ -85,14 +91,13 @@ class _Rows:
             raise ValueError("rows_B is empty: a cache has at least one row")
         last = self.batch_size - 1
         rows = self._check_rows("rows_B", rows, 0, [last] * len(rows), len(rows))
-        self._move(torch.tensor(rows))
+        index = torch.tensor(rows)
+        for buffers in (self._k, self._v):
+            buffers[:] = [buffer.index_select(0, index) for buffer in buffers]
         self._lengths = [[lengths[row] for row in rows] for lengths in self._lengths]
 
     def _forget(self, held: list[list[int]]) -> None:
         """Make sure that what lies between the lengths now and those held before is gone."""
-        raise NotImplementedError
-
-    def _move(self, rows: Tensor) -> None:
         raise NotImplementedError
 
 
@@ -121,10 +126,6 @@ class ContiguousCache(_Rows):
             for _ in "kv"
         )
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(x.nbytes for x in (*self._k, *self._v))
-
     def append(
         self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor, lengths_B: Lengths | None = None
     ) -> None:
@@ -152,11 +153,6 @@ class ContiguousCache(_Rows):
                 self._k[layer][row, :, kept:before] = torch.nan
                 self._v[layer][row, :, kept:before] = torch.nan
 
-    def _move(self, rows: Tensor) -> None:
-        for buffers in (self._k, self._v):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = buffer.index_select(0, rows)
-
 
 class ConcatenatingCache(_Rows):
     """A cache that grows by concatenation: reserves nothing, and copies everything every step."""
@@ -169,10 +165,6 @@ class ConcatenatingCache(_Rows):
         self._k, self._v = (
             [torch.empty(shape, dtype=dtype) for _ in range(arch.num_layers)] for _ in "kv"
         )
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(x.nbytes for x in (*self._k, *self._v))
 
     def append(
         self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor, lengths_B: Lengths | None = None
@@ -203,8 +195,3 @@ class ConcatenatingCache(_Rows):
         for buffers in (self._k, self._v):
             for layer, buffer in enumerate(buffers):
                 buffers[layer] = buffer[:, :, : self._lengths[layer][0]].clone()
-
-    def _move(self, rows: Tensor) -> None:
-        for buffers in (self._k, self._v):
-            for layer, buffer in enumerate(buffers):
-                buffers[layer] = buffer.index_select(0, rows)

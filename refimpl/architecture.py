@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,9 @@ class RopeScaling:
                 f"rope scaling {self.kind!r} is not supported: linear and llama3 are; a kind whose "
                 "base depends on the current length cannot be used with a cache of rotated keys"
             )
+        fields = ("factor", "low_freq_factor", "high_freq_factor", "original_max_context")
+        for field in fields:
+            _positive(field, getattr(self, field))
         if self.factor < 1:
             raise ValueError(f"rope scaling factor must be at least 1, got {self.factor}")
         if not 0 < self.low_freq_factor < self.high_freq_factor:
@@ -77,8 +81,10 @@ class Architecture:
             "max_context",
         ):
             value = getattr(self, field)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{field} must be a positive integer, got {value!r}")
+        for field in ("rope_theta", "norm_eps"):
+            _positive(field, getattr(self, field))
         if self.num_query_heads % self.num_kv_heads:
             raise ValueError(
                 f"query heads must divide evenly among key-value heads, "
@@ -117,7 +123,9 @@ class Architecture:
                 f"model_type {model_type!r} is not supported: one of {', '.join(_LLAMA_FAMILY)}"
             )
         _refuse_what_the_decoder_lacks(config)
-        width, heads = _required(config, "hidden_size"), _required(config, "num_attention_heads")
+        width, heads = (
+            _required_count(config, key) for key in ("hidden_size", "num_attention_heads")
+        )
         head_dim = config.get("head_dim")
         if head_dim is None:
             if width % heads:
@@ -141,7 +149,7 @@ class Architecture:
             rope_theta=theta,
             rope_scaling=scaling,
             norm_eps=_required(config, "rms_norm_eps"),
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_embeddings=_flag(config, "tie_word_embeddings"),
         )
 
 
@@ -149,6 +157,26 @@ def _required(config: Mapping[str, Any], key: str) -> Any:
     if config.get(key) is None:
         raise ValueError(f"the config has no {key!r}")
     return config[key]
+
+
+def _required_count(config: Mapping[str, Any], key: str) -> int:
+    value = _required(config, key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{key} must be a positive integer, got {value!r}")
+    return value
+
+
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} must be true or false, got {value!r}")
+    return value
+
+
+def _positive(name: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
 
 
 def _refuse_what_the_decoder_lacks(config: Mapping[str, Any]) -> None:
@@ -165,18 +193,32 @@ def _refuse_what_the_decoder_lacks(config: Mapping[str, Any]) -> None:
         value = config.get(key)
         if value is not None and value not in allowed:
             raise ValueError(f"{key} = {value!r} is not supported: only {allowed[0]!r} is")
+    kinds = config.get("layer_types") or []
+    if set(kinds) - {"full_attention"}:
+        raise ValueError(f"layer_types = {kinds!r} is not supported: only 'full_attention' is")
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """Base and scaling: ``rope_parameters`` (5.x), or ``rope_theta`` and ``rope_scaling`` (4.x)."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
-    kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+    new, old = config.get("rope_parameters"), config.get("rope_scaling")
+    if new and old and new != old:
+        raise ValueError(f"rope_parameters {new!r} and rope_scaling {old!r} contradict each other")
+    if not isinstance(new or old or {}, Mapping):
+        raise ValueError(f"rope parameters must be a mapping, got {new or old!r}")
+    parameters = dict(new or old or {})
+    theta = _agreed("rope_theta", parameters.pop("rope_theta", None), config.get("rope_theta"))
+    theta = 10_000.0 if theta is None else theta
+    _positive("rope_theta", theta)
+    kind = _agreed("rope type", parameters.pop("rope_type", None), parameters.pop("type", None))
+    kind = "default" if kind is None else kind
     if kind not in ("default", "linear", "llama3"):
         RopeScaling(kind, 1.0)  # raises, and says why
     if parameters.pop("partial_rotary_factor", None) not in (None, 1.0):
         raise ValueError("partial_rotary_factor below 1 is not supported")
     if kind == "default":
+        parameters.pop("original_max_position_embeddings", None)
+        if parameters:
+            raise ValueError(f"rope type 'default' has no {sorted(parameters, key=str)[0]!r}")
         return float(theta), None
     needed = {"factor": "factor"}
     if kind == "llama3":
@@ -191,6 +233,13 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     return float(theta), RopeScaling(
         kind, **{name: parameters[key] for key, name in needed.items()}
     )
+
+
+def _agreed(name: str, first: Any, second: Any) -> Any:
+    """The value that one or both of two places give; they may not differ."""
+    if first is not None and second is not None and first != second:
+        raise ValueError(f"{name} is given as {first!r} and as {second!r}")
+    return second if first is None else first
 
 
 @cache

@@ -19,7 +19,7 @@ def visible(
     Query ``t`` stands at position ``t + S - T``. It reads key ``s`` when ``s`` is not later
     (``causal``) and, with a ``window`` of W, is one of the W latest: the query's own key counts.
     """
-    if window is not None and (window < 1 or not causal):
+    if window is not None and (not isinstance(window, int) or window < 1 or not causal):
         raise ValueError(f"a window counts the query's own key and is causal, got {window}")
     query = torch.arange(num_new, device=device)[:, None] + (num_stored - num_new)
     key = torch.arange(num_stored, device=device)[None, :]
@@ -76,7 +76,7 @@ def attend(
     weights = scores.softmax(dim=-1)
     if allowed is not None:  # the softmax of nothing is NaN, its weights are meant to be 0
         weights = weights.masked_fill(~allowed.any(dim=2)[:, None, None, :, None], 0.0)
-    out = (weights @ v[:, :, None]).reshape(B, H, T, -1).to(q_BHTD.dtype)
+    out = (weights @ v[:, :, None]).reshape(B, H, T, v.shape[-1]).to(q_BHTD.dtype)
     return (out, scores.logsumexp(dim=-1).reshape(B, H, T)) if return_lse else out
 
 
@@ -127,8 +127,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q_BHTD", q), ("k_BGSD", k), ("v_BGSD", v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
-        if not x.dtype.is_floating_point:
-            raise ValueError(f"{name} must be floating point, got {x.dtype}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            raise ValueError(f"{name} must be of 16, 32 or 64-bit floating point, got {x.dtype}")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if k.shape[:3] != v.shape[:3]:
@@ -138,6 +138,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
     if q.shape[0] != k.shape[0]:
         raise ValueError(f"queries are of batch {q.shape[0]}, keys of batch {k.shape[0]}")
+    if q.shape[3] == 0:
+        raise ValueError(f"queries have head dim 0: shape {tuple(q.shape)}")
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"queries have head dim {q.shape[3]}, keys {k.shape[3]}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from refimpl.cache import ContiguousCache, KVCache
+from refimpl.cache.protocol import integers
 from refimpl.model import Decoder
 from refimpl.sampling import greedy
 
@@ -60,7 +61,8 @@ def generate(
     of lists or a 2-D tensor; one list each). A row ends with the first of ``stop_tokens``, which is
     part of the result, or after ``max_new_tokens``. ``sampler`` None is greedy. ``on_token(row,
     token)`` is called as each token is known. ``cache`` may hold a context already: the prompt
-    continues it. It is left holding everything but each row's last new token.
+    continues it. It is left holding everything but each row's last new token;
+    with ``max_new_tokens=0`` nothing runs and it stays as it was.
 
     Raises ``ValueError`` for an empty prompt, an id outside the vocabulary, a negative
     ``max_new_tokens``, or more tokens than the context or the cache can hold: before any work.
@@ -107,7 +109,7 @@ class _Batch:
         self.single, self.rows = _prompts(tokens, model.arch.vocab_size)
         self.prompt_lengths = [len(row) for row in self.rows]
         self.model, self.max_new_tokens, self.on_token = model, max_new_tokens, on_token
-        self.stop_tokens = frozenset(int(token) for token in stop_tokens)
+        self.stop_tokens = frozenset(integers("stop_tokens", stop_tokens))
         self.running = set(range(len(self.rows))) if max_new_tokens else set()
         self._check_total(max(self.prompt_lengths), model.arch.max_context, "the context")
 
@@ -116,6 +118,12 @@ class _Batch:
         held = cache.num_tokens.tolist()
         if len(held) != len(self.rows):
             raise ValueError(f"the cache has {len(held)} rows, there are {len(self.rows)} prompts")
+        uneven = len(set(self.prompt_lengths)) > 1 or bool(self.stop_tokens)
+        if len(held) > 1 and uneven and not getattr(cache, "ragged", True):
+            raise ValueError(
+                f"{type(cache).__name__} keeps rows of one length: prompts of lengths "
+                f"{self.prompt_lengths} with stop tokens {sorted(self.stop_tokens)} may end apart"
+            )
         longest = max(h + p for h, p in zip(held, self.prompt_lengths, strict=True))
         self._check_total(longest, self.model.arch.max_context, "the context")
         limit = getattr(cache, "max_tokens", None)
@@ -136,6 +144,10 @@ class _Batch:
         for row, token in enumerate(tokens_B.tolist()):
             if row not in self.running:
                 continue
+            if not 0 <= token < self.model.arch.vocab_size:
+                raise ValueError(
+                    f"the sampler returned {token}, the vocabulary has {self.model.arch.vocab_size}"
+                )
             self.rows[row].append(token)
             if self.on_token is not None:
                 self.on_token(row, token)
@@ -158,12 +170,12 @@ def _prompts(tokens: Tokens, vocab_size: int) -> tuple[bool, list[list[int]]]:
                 f"{tuple(tokens.shape)}"
             )
         tokens = tokens.tolist()
-    single = not len(tokens) or not isinstance(tokens[0], Tensor | Sequence)
     try:
+        single = not len(tokens) or not isinstance(tokens[0], Tensor | Sequence)
         rows = [
             [operator.index(token) for token in row] for row in ([tokens] if single else tokens)
         ]
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise ValueError(f"token ids must be integers, got {tokens!r}") from error
     for index, row in enumerate(rows):
         if not row:

@@ -9,10 +9,21 @@ from torch import Tensor
 
 def greedy(logits_BV: Tensor) -> Tensor:
     """The most likely token ``[B]``; among equals the one with the lowest id."""
+    _refuse_nan(logits_BV)
     # torch.argmax does not promise which of equal entries it returns.
     ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
     best = logits_BV == logits_BV.amax(-1, keepdim=True)
     return ids_V.where(best, logits_BV.shape[-1]).amin(-1)
+
+
+def _refuse_nan(logits_BV: Tensor) -> None:
+    if logits_BV.isnan().any():
+        raise ValueError("logits hold NaN: there is nothing to choose from")
+
+
+def _check_top_k(k: int) -> None:
+    if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+        raise ValueError(f"top_k must be 0 (off) or a positive integer, got {k!r}")
 
 
 def apply_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
@@ -26,8 +37,7 @@ def apply_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
 
 def filter_top_k(logits_BV: Tensor, k: int) -> Tensor:
     """Logits with all but the ``k`` best at minus infinity; ties with the k-th stay. 0 = off."""
-    if k < 0:
-        raise ValueError(f"top_k must be 0 (off) or positive, got {k}")
+    _check_top_k(k)
     if k == 0 or k >= logits_BV.shape[-1]:
         return logits_BV
     kth = logits_BV.topk(k, dim=-1).values[..., -1:]
@@ -92,8 +102,7 @@ class Sampler:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 (greedy) or positive, got {self.temperature}")
-        if self.top_k < 0 or self.top_k != int(self.top_k):
-            raise ValueError(f"top_k must be 0 (off) or a positive integer, got {self.top_k}")
+        _check_top_k(self.top_k)
         for name, value in (("top_p", self.top_p), ("min_p", self.min_p)):
             if not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in 0 to 1, got {value}")
@@ -104,8 +113,9 @@ class Sampler:
 
     def probabilities(self, logits_BV: Tensor) -> Tensor:
         """The distribution drawn from, ``[B, V]`` in float64, each row summing to 1."""
-        if logits_BV.isnan().any():
-            raise ValueError("logits hold NaN: there is nothing to sample from")
+        _refuse_nan(logits_BV)
+        if not logits_BV.amax(-1).isfinite().all():
+            raise ValueError("a row's best logit must be finite: there is nothing to sample from")
         if self.is_greedy:
             one_hot = torch.nn.functional.one_hot(greedy(logits_BV), logits_BV.shape[-1])
             return one_hot.double()
@@ -118,7 +128,5 @@ class Sampler:
     def __call__(self, logits_BV: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The next token of each row, ``[B]``."""
         if self.is_greedy:
-            if logits_BV.isnan().any():
-                raise ValueError("logits hold NaN: there is nothing to sample from")
             return greedy(logits_BV)
         return draw(self.probabilities(logits_BV), generator)

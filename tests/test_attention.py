@@ -325,7 +325,10 @@ def test_attend_leaves_its_inputs_alone() -> None:
     ("change", "message"),
     [
         ({"q": normal(0, 2, 4, 5)}, "q_BHTD must have 4 axes"),
-        ({"q": torch.zeros(2, 4, 3, 5, dtype=torch.int64)}, "q_BHTD must be floating point"),
+        (
+            {"q": torch.zeros(2, 4, 3, 5, dtype=torch.int64)},
+            "q_BHTD must be of 16, 32 or 64-bit floating point",
+        ),
         ({"q": normal(0, 2, 4, 3, 5).float()}, "share a dtype, got torch.float32"),
         ({"v": normal(0, 2, 2, 5, 7)}, "agree in batch, heads and length"),
         ({"q": normal(0, 3, 4, 3, 5)}, "batch 3, keys of batch 2"),

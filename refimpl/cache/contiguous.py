@@ -36,12 +36,15 @@ class _Rows:
     def num_bytes(self) -> int:
         return sum(x.nbytes for x in (*self._k, *self._v))
 
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.arch.num_layers:
+            raise ValueError(f"layer {layer} is outside 0 to {self.arch.num_layers - 1}")
+
     def _check_append(
         self, layer: int, k: Tensor, v: Tensor, lengths_B: Lengths | None
     ) -> list[int]:
         """The number of new tokens of each row; raises before anything is written."""
-        if not 0 <= layer < self.arch.num_layers:
-            raise ValueError(f"layer {layer} is outside 0 to {self.arch.num_layers - 1}")
+        self._check_layer(layer)
         expected = (self.batch_size, self.arch.num_kv_heads, None, self.arch.head_dim)
         for name, x in (("k_BGTD", k), ("v_BGTD", v)):
             fits = x.dim() == 4 and all(
@@ -144,6 +147,7 @@ class ContiguousCache(_Rows):
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Views ``[B, G, S, D]`` of the longest row's slots; see :class:`KVCache`."""
+        self._check_layer(layer)
         longest = max(self._lengths[layer])
         return self._k[layer][:, :, :longest], self._v[layer][:, :, :longest]
 
@@ -155,7 +159,12 @@ class ContiguousCache(_Rows):
 
 
 class ConcatenatingCache(_Rows):
-    """A cache that grows by concatenation: reserves nothing, and copies everything every step."""
+    """A cache that grows by concatenation: reserves nothing, and copies everything every step.
+
+    Its rows keep one length, so a batch in which one row stops before another cannot use it.
+    """
+
+    ragged = False
 
     def __init__(
         self, arch: Architecture, *, batch_size: int = 1, dtype: torch.dtype = torch.float32
@@ -183,6 +192,7 @@ class ConcatenatingCache(_Rows):
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[B, G, S, D]``; see :class:`KVCache`."""
+        self._check_layer(layer)
         return self._k[layer], self._v[layer]
 
     def truncate(self, lengths_B: Lengths) -> None:

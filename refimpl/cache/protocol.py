@@ -1,6 +1,7 @@
 """The protocol that every cache of keys and values follows."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -51,7 +52,15 @@ def integers(name: str, values: Lengths) -> list[int]:
                 f"{tuple(values.shape)}"
             )
         return values.tolist()
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"{name} must hold integers, got {value!r}")
-    return list(values)
+    if not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list or a 1-D tensor of integers, got {values!r}")
+    return [_integer(name, value) for value in values]
+
+
+def _integer(name: str, value: object) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError as error:
+        raise ValueError(f"{name} must hold integers, got {value!r}") from error

@@ -195,6 +195,8 @@ class Decoder(nn.Module):
         self, tokens_BT: Tensor, cache: KVCache | None, lengths_B: Tensor | Sequence[int] | None
     ) -> list[int] | None:
         arch = self.arch
+        if not isinstance(tokens_BT, Tensor):
+            raise ValueError(f"tokens_BT must be a tensor, got {type(tokens_BT).__name__}")
         if tokens_BT.dim() != 2 or tokens_BT.dtype not in (torch.int64, torch.int32):
             raise ValueError(
                 f"tokens_BT must be integers of shape [B, T], got {tokens_BT.dtype} of shape "
@@ -212,6 +214,14 @@ class Decoder(nn.Module):
             lengths = integers("lengths_B", lengths_B)
             if len(lengths) != B or not all(0 <= length <= T for length in lengths):
                 raise ValueError(f"lengths_B must be {B} values from 0 to {T}, got {lengths}")
+        shape = ("num_layers", "num_kv_heads", "head_dim")
+        other = getattr(cache, "arch", arch)
+        for field in shape:
+            if getattr(other, field) != getattr(arch, field):
+                raise ValueError(
+                    f"the cache is for {field} = {getattr(other, field)}, the model has "
+                    f"{getattr(arch, field)}"
+                )
         held = [0] * B if cache is None else cache.num_tokens.tolist()
         if len(held) != B:
             raise ValueError(f"the cache has {len(held)} rows, tokens_BT has {B}")

@@ -1,7 +1,9 @@
 """Loading a model and its tokenizer: a packaged GGUF, a folder of safetensors, or a hub name."""
 
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ __all__ = [
 ]
 
 
-def load(name: str, *, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Tokenizer]:
+def load(
+    name: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32
+) -> tuple[Decoder, Tokenizer]:
     """A decoder in ``dtype`` and its tokenizer.
 
     ``name`` is ``smollm2-135m`` (the packaged file), a path of a ``.gguf`` file, a folder with
@@ -35,13 +39,14 @@ def load(name: str, *, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Tok
     weights are refused. Raises ``ValueError`` with one line for a file that is damaged or of a
     family that the decoder does not cover.
     """
-    if not dtype.is_floating_point:
-        raise ValueError(f"weights are loaded as floating point, got {dtype}")
+    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"weights are loaded as 16, 32 or 64-bit floating point, got {dtype}")
+    name = os.fspath(name)
     if name.lower() == MODEL_NAME:
         path = find_model()
         verify(path)
         return _from_gguf(path, dtype, name=MODEL_NAME)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if path.suffix == ".gguf" and path.is_file():
         return _from_gguf(path, dtype)
     if path.is_dir():
@@ -58,15 +63,30 @@ def load(name: str, *, dtype: torch.dtype = torch.float32) -> tuple[Decoder, Tok
 def _from_gguf(
     path: Path, dtype: torch.dtype, name: str | None = None
 ) -> tuple[Decoder, Tokenizer]:
-    metadata, tensors = gguf.read_gguf(path, dtype)
-    arch, renamed = gguf.decoder_tensors(metadata, tensors)
-    arch = dataclasses.replace(arch, name=name or arch.name)
-    return _build(arch, renamed, dtype), Tokenizer.from_gguf(metadata)
+    with _damage(path):
+        metadata, tensors = gguf.read_gguf(path, dtype)
+        arch, renamed = gguf.decoder_tensors(metadata, tensors)
+        arch = dataclasses.replace(arch, name=name or arch.name)
+        return _build(arch, renamed, dtype), Tokenizer.from_gguf(metadata)
 
 
 def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Decoder, Tokenizer]:
-    arch, renamed = folder.decoder_tensors(path)
-    return _build(arch, renamed, dtype), Tokenizer.from_folder(path)
+    with _damage(path):
+        arch, renamed = folder.decoder_tensors(path)
+        return _build(arch, renamed, dtype), Tokenizer.from_folder(path)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Turn what a value of the wrong type or range raises somewhere inside into one line."""
+    try:
+        yield
+    except (TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "no message"
+        raise ValueError(
+            f"{path.name} is damaged: a value in it is not what it should be "
+            f"({type(error).__name__}: {reason})"
+        ) from error
 
 
 def _hub_folder(name: str) -> Path:

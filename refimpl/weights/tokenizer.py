@@ -8,6 +8,12 @@ from typing import Any
 from refimpl.weights.gguf import required
 
 
+def _token_id(key: str, value: Any, vocab_size: int) -> int:
+    if not isinstance(value, int) or not 0 <= value < vocab_size:
+        raise ValueError(f"{key} is {value!r}, the vocabulary has {vocab_size} tokens")
+    return value
+
+
 class Tokenizer:
     """Text to token ids and back, and the chat template that the model was tuned with."""
 
@@ -27,6 +33,10 @@ class Tokenizer:
         Bytes that are not in the vocabulary give no token: SmolLM2's lacks 21 of the 256, among
         them those that start the rarest planes of Unicode.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{text!r} is not text that UTF-8 can hold: {error.reason}") from error
         return self.inner.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -85,9 +95,15 @@ class Tokenizer:
         inner.add_special_tokens([AddedToken(token, special=True) for token in special])
         return cls(
             inner,
-            eos_id=eos_id,
+            eos_id=_token_id("tokenizer.ggml.eos_token_id", eos_id, len(tokens)),
             chat_template=metadata.get("tokenizer.chat_template"),
-            bos=tokens[metadata.get("tokenizer.ggml.bos_token_id", 0)],
+            bos=tokens[
+                _token_id(
+                    "tokenizer.ggml.bos_token_id",
+                    metadata.get("tokenizer.ggml.bos_token_id", 0),
+                    len(tokens),
+                )
+            ],
         )
 
     @classmethod
@@ -97,7 +113,10 @@ class Tokenizer:
 
         if not (folder / "tokenizer.json").is_file():
             raise ValueError(f"{folder.name}/ has no tokenizer.json")
-        inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the only class that this reader raises
+            raise ValueError(f"tokenizer.json is damaged: {str(error).splitlines()[0]}") from error
         path = folder / "tokenizer_config.json"
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

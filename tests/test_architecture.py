@@ -141,6 +141,15 @@ def test_a_missing_key_is_named(key: str) -> None:
             ("rope_scaling", {"rope_type": "llama3", **LLAMA3_SCALING, key: None})
             for key in LLAMA3_SCALING
         ],
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("rope_parameters", {"rope_type": "default", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "linear", "type": "llama3", "factor": 2.0}),
+        ("rope_theta", "1e4"),
+        ("rope_theta", float("nan")),
+        ("rope_theta", -1.0),
+        ("rms_norm_eps", 0),
+        ("tie_word_embeddings", "false"),
+        ("num_hidden_layers", True),
         ("num_key_value_heads", 4),
         ("num_key_value_heads", 0),
         ("num_hidden_layers", 0),
@@ -152,13 +161,25 @@ def test_a_missing_key_is_named(key: str) -> None:
 def test_an_unsupported_value_is_refused_by_name(key: str, value: Any) -> None:
     name = {
         "rope_scaling": "rope|factor|original",
-        "rope_parameters": "partial_rotary|attention_factor",
+        "rope_parameters": "partial_rotary|attention_factor|has no 'factor'|rope type is given",
         "num_key_value_heads": "key.value.heads|num_kv_heads",
         "num_hidden_layers": "num_layers",
+        "rms_norm_eps": "norm_eps",
     }.get(key, key)
     with pytest.raises(ValueError, match=name) as caught:
         Architecture.from_hf_config({**CONFIG, key: value})
     assert "\n" not in str(caught.value)
+
+
+def test_a_rotary_base_given_twice_must_agree() -> None:
+    twice = {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert Architecture.from_hf_config({**CONFIG, **twice}).rope_theta == 5e5
+    with pytest.raises(ValueError, match=r"rope_theta is given as 500000.0 and as 10000.0"):
+        Architecture.from_hf_config({**CONFIG, **twice, "rope_theta": 1e4})
+    old = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    new = {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}
+    with pytest.raises(ValueError, match="contradict each other"):
+        Architecture.from_hf_config({**CONFIG, **old, **new})
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

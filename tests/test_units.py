@@ -104,10 +104,42 @@ def test_large_whole_numbers_are_exact(count: int) -> None:
     assert parse_size(f"{count} B") == count
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1.2.3 GB", "5 XB", "1e3", "4 G B", "nan", None])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1", "1.2.3 GB", "5 XB", "1e3", "4 G B", "nan", None, "x" * 200]
+)
 def test_other_texts_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="cannot read the size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 31,
+        "9" * 5000 + " GB",
+        "1" * 400 + ".5",
+        "1" * 24 + " PiB",
+        10**30,
+        10**5000,
+        -(10**400),
+    ],
+    ids=["31", "5000", "fraction", "unit", "int", "long int", "negative"],
+)
+def test_numbers_without_an_end_are_refused_in_few_words(text: str | int) -> None:
+    with pytest.raises(ValueError, match=r"too large: it must be below 10\*\*30") as caught:
+        parse_size(text)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_largest_size_is_read() -> None:
+    assert parse_size("9" * 30) == parse_size(10**30 - 1) == 10**30 - 1
+
+
+@pytest.mark.parametrize("function", [format_bytes, format_si_bytes])
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), 10**30, 10**400])
+def test_a_size_that_is_none_is_not_formatted(function: object, size: float) -> None:
+    with pytest.raises(ValueError, match=r"must be below 10\*\*30"):
+        function(size)
 
 
 @pytest.mark.parametrize("text", ["1.5", "0.1 B", "0.3KiB"])

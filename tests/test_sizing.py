@@ -115,8 +115,8 @@ def test_counts_are_exact_integers() -> None:
     [
         (lambda: kv_bytes_per_token(GQA, "bfloat16"), "unknown dtype 'bfloat16': one of fp32"),
         (lambda: kv_bytes(GQA, 3, "fp64"), "unknown dtype 'fp64'"),
-        (lambda: kv_bytes(GQA, -1), "got -1 tokens"),
-        (lambda: kv_bytes(GQA, 1, batch=-2), "batch -2"),
+        (lambda: kv_bytes(GQA, -1), "num_tokens cannot be negative, got -1"),
+        (lambda: kv_bytes(GQA, 1, batch=-2), "batch cannot be negative, got -2"),
     ],
 )
 def test_bad_arguments_are_refused(call: Any, message: str) -> None:

@@ -15,7 +15,7 @@ def linear_flops(arch: Architecture, num_new: int, *, logits_for: int | None = N
     check_counts(num_new=num_new, logits_for=rows)
     if rows > num_new:
         raise ValueError(f"logits_for is {rows}, but there are {num_new} new tokens")
-    head = arch.head_parameters or arch.embedding_parameters
+    head = arch.head_parameters + (arch.embedding_parameters if arch.tie_embeddings else 0)
     if arch.detail is not None:
         body = sum(layer.active_parameters for layer in arch.layers) + arch.other_parameters
         return 2 * (num_new * body + rows * head)

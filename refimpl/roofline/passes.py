@@ -167,13 +167,9 @@ def weights_read(
     """Bytes of weights that a pass of ``num_tokens`` reads, ``num_logits`` of them with logits."""
     outside = arch.other_parameters
     table, head = arch.embedding_parameters, arch.head_parameters
-    rows = min(table, num_tokens * arch.model_width)
-    if whiteboard:
-        outside += table + head
-    elif num_logits:
-        outside += (head + rows) if head else table
-    else:
-        outside += rows
+    whole = whiteboard or (arch.tie_embeddings and num_logits)
+    outside += table if whole else min(table, num_tokens * arch.model_width)
+    outside += head if whiteboard or num_logits else 0
     experts = sum(
         layer.expert_parameters
         * distinct_experts(layer.num_experts, layer.experts_per_token, num_tokens)

@@ -39,6 +39,18 @@ def format_si_bytes(num_bytes: float) -> str:
     return _scaled(num_bytes, 1000, _SI)
 
 
+def format_count(number: int) -> str:
+    """A large count in words, four digits: ``1327186`` gives ``1.327 million``, ``8192`` itself."""
+    if number < 0 or not number < _TOO_LARGE:
+        raise ValueError(f"a count must be from 0 to below 10**30, got {_shown(number)}")
+    for power, word in ((12, "trillion"), (9, "billion"), (6, "million")):
+        # 999,960,000 would print as 1000 million: step up where the rounded figure reaches it.
+        if number * 10**5 >= 99_995 * 10**power:
+            value = number / 10**power
+            return f"{value:,.0f} {word}" if value >= 999.95 else f"{value:.4g} {word}"
+    return f"{number:,}"
+
+
 def parse_size(text: str | int) -> int:
     """The integer that a readable size stands for.
 

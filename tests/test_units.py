@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refimpl.units import format_bytes, format_si_bytes, parse_size
+from refimpl.units import format_bytes, format_count, format_si_bytes, parse_size
 
 IEC = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 SI = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -66,6 +66,43 @@ def test_the_unit_steps_up_where_the_rounded_figure_does(base: int, power: int) 
 def test_a_negative_size_is_refused(function: object) -> None:
     with pytest.raises(ValueError, match="cannot be negative, got -1"):
         function(-1)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (8192, "8,192"),
+        (999_949, "999,949"),
+        (999_950, "1 million"),
+        (1_327_186, "1.327 million"),
+        (999_949_999, "999.9 million"),
+        (999_950_000, "1 billion"),
+        (70_553_706_496, "70.55 billion"),
+        (671_026_419_200, "671 billion"),
+        (15 * 10**11, "1.5 trillion"),
+        (1_243_923_594_870_784, "1,244 trillion"),
+        (10**16, "10,000 trillion"),
+    ],
+)
+def test_known_counts(number: int, text: str) -> None:
+    assert format_count(number) == text
+
+
+@given(st.integers(10**6, 10**15 - 10**12))
+def test_a_formatted_count_is_the_count_to_four_digits(number: int) -> None:
+    figure, word = format_count(number).split()
+    value = (
+        Fraction(Decimal(figure)) * {"million": 10**6, "billion": 10**9, "trillion": 10**12}[word]
+    )
+    assert abs(value - number) <= Fraction(51, 100_000) * number
+    assert 1 <= Decimal(figure) < 1000
+
+
+@pytest.mark.parametrize("number", [-1, 10**30, 10**400, float("nan")])
+def test_a_count_that_is_none_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="a count must be from 0 to below"):
+        format_count(number)
 
 
 @pytest.mark.parametrize(

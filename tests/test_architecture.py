@@ -9,6 +9,7 @@ import pytest
 from oracles import GQA, LINEAR, LLAMA3, TINY, hf_config, rows
 
 from refimpl.architecture import Architecture, RopeScaling
+from refimpl.model import Decoder
 
 MODELS = rows("models.json")
 CONFIG: dict[str, Any] = {
@@ -125,14 +126,37 @@ def test_a_missing_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model_type", "qwen3"),
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", 0),
+        ("num_hidden_layers", 0),
+        ("hidden_size", 25),
+        ("head_dim", 3.0),
+        ("vocab_size", 5.5),
+        ("rms_norm_eps", 0),
+        ("tie_word_embeddings", "yes"),
+        ("model_type", "llama5"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(key: str, value: Any) -> None:
+    name = {"num_key_value_heads": "key.value.heads"}.get(key, key)
+    with pytest.raises(ValueError, match=name) as caught:
+        Architecture.from_hf_config({**CONFIG, key: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
         ("sliding_window", 4096),
+        ("sliding_window", 12),
+        ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
         ("pretraining_tp", 2),
         ("partial_rotary_factor", 0.5),
         ("quantization_config", {"quant_method": "gptq"}),
+        ("head_dim", 3),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
         ("rope_scaling", {"rope_type": "linear"}),
         ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
@@ -141,24 +165,25 @@ def test_a_missing_key_is_named(key: str) -> None:
             ("rope_scaling", {"rope_type": "llama3", **LLAMA3_SCALING, key: None})
             for key in LLAMA3_SCALING
         ],
-        ("num_key_value_heads", 4),
-        ("num_key_value_heads", 0),
-        ("num_hidden_layers", 0),
-        ("hidden_size", 25),
-        ("head_dim", 3),
-        ("vocab_size", 5.5),
     ],
 )
-def test_an_unsupported_value_is_refused_by_name(key: str, value: Any) -> None:
+def test_what_can_be_sized_but_not_run_is_refused_by_the_decoder(key: str, value: Any) -> None:
     name = {
         "rope_scaling": "rope|factor|original",
         "rope_parameters": "partial_rotary|attention_factor",
-        "num_key_value_heads": "key.value.heads|num_kv_heads",
-        "num_hidden_layers": "num_layers",
+        "layer_types": "sliding_window|layer_types",
     }.get(key, key)
+    extra = {"sliding_window": 12} if key == "layer_types" else {}
+    arch = Architecture.from_hf_config({**CONFIG, key: value, **extra})
+    assert not arch.runnable
+    assert len(arch.layers) == arch.num_layers == 3
     with pytest.raises(ValueError, match=name) as caught:
-        Architecture.from_hf_config({**CONFIG, key: value})
+        Decoder(arch)
     assert "\n" not in str(caught.value)
+    runnable = Architecture.from_hf_config(CONFIG)
+    assert runnable.runnable
+    assert runnable.detail is None
+    Decoder(runnable)
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

@@ -5,13 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def required(config: Mapping[str, Any], key: str) -> Any:
-    """The value of ``key``; ``ValueError`` naming it if it is absent or null."""
-    if config.get(key) is None:
-        raise ValueError(f"the config has no {key!r}")
-    return config[key]
-
-
 def count(name: str, value: Any, least: int = 1) -> int:
     """``value`` if it is an integer of at least ``least``."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -20,14 +13,11 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return value
 
 
-def required_count(config: Mapping[str, Any], key: str) -> int:
-    """A positive integer that the config must give."""
-    return count(key, required(config, key))
-
-
 def flag(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """True or false; ``default`` where the key is absent."""
-    value = config.get(key, default)
+    """True or false; ``default`` where the key is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return default
     if not isinstance(value, bool):
         raise ValueError(f"{key} must be true or false, got {value!r}")
     return value

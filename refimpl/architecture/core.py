@@ -14,9 +14,10 @@ from refimpl.architecture.rope import RopeScaling
 class Detail:
     """What an architecture has that the uniform Llama layout does not say.
 
-    ``layers`` lists every layer; ``head_parameters`` is 0 where the output matrix is the embedding
-    matrix; ``other_parameters`` are what stands outside layers, embedding and head: the last norm,
-    learned positions, projections. ``unsupported`` says why ``refimpl.model`` cannot run it.
+    ``layers`` lists every layer; ``head_parameters`` leaves out an output matrix that is the
+    embedding matrix; ``other_parameters`` are what stands outside layers, embedding and head: the
+    last norm, learned positions, projections. ``unsupported`` says why ``refimpl.model`` cannot run
+    it.
     """
 
     layers: tuple[Layer, ...]
@@ -92,10 +93,6 @@ class Architecture:
                     f"{field} is {getattr(self, field)}, but the first attention layer has "
                     f"{getattr(first, field)}"
                 )
-        if self.tie_embeddings and detail.head_parameters:
-            raise ValueError(
-                f"a tied output matrix has no parameters of its own, got {detail.head_parameters}"
-            )
 
     @property
     def runnable(self) -> bool:
@@ -133,7 +130,7 @@ class Architecture:
 
     @property
     def head_parameters(self) -> int:
-        """Weights of the output matrix; 0 where it is the embedding matrix."""
+        """Weights of the output matrix, unless it is the embedding matrix."""
         if self.detail is not None:
             return self.detail.head_parameters
         return 0 if self.tie_embeddings else self.vocab_size * self.model_width

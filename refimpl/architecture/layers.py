@@ -16,9 +16,11 @@ class Layer:
     that is only an MLP). A latent layer has one key-value head that every query head shares; its
     ``head_dim`` is the width of a query before absorption, ``value_dim`` that of a value.
 
-    ``state_elements`` (and ``conv_elements``, the inputs that a short convolution keeps) are per
-    sequence, whatever its length. ``index_width`` is what a sparse-attention indexer stores for a
-    token besides. ``mixer_parameters`` and ``mlp_parameters`` are read by every token: norms,
+    ``state_elements`` are kept per sequence, whatever its length; ``conv_channels`` counts the
+    channels of a short convolution, which keeps a few past inputs of each. A sparse-attention
+    indexer is counted apart: ``index_width`` is the key it stores for a token, beside what
+    ``kv_elements`` counts, and ``index_parameters`` are its weights, beside ``parameters``.
+    ``mixer_parameters`` and ``mlp_parameters`` are read by every token: norms,
     routers and shared experts belong to them. Of ``num_experts`` routed experts of
     ``expert_parameters`` each, a token reads ``experts_per_token``.
     """
@@ -32,8 +34,9 @@ class Layer:
     latent_width: int = 0
     rope_width: int = 0
     index_width: int = 0
+    index_parameters: int = 0
     state_elements: int = 0
-    conv_elements: int = 0
+    conv_channels: int = 0
     mixer_parameters: int = 0
     mlp_parameters: int = 0
     num_experts: int = 0

@@ -184,8 +184,8 @@ def _levers(arch: Architecture, asked: _Question, fit: Fit) -> Iterator[Fit]:
         cost = "rounding of the weights"
         yield replace(asked, weight_dtype="fp8").fit("8-bit weights", arch, cost)
         if cache > 1:
-            cost = "both of the above"
-            yield replace(eight, weight_dtype="fp8").fit("8-bit weights and cache", arch, cost)
+            both = replace(eight, weight_dtype="fp8")
+            yield both.fit("8-bit weights and cache", arch, "rounding of both")
     full = any(layer.kind == "full" for layer in arch.layers)
     if full and asked.context > _WINDOW:
         name = f"window of {_WINDOW:,} in {_WINDOW_PERIOD - 1} of {_WINDOW_PERIOD} layers"
@@ -195,6 +195,8 @@ def _levers(arch: Architecture, asked: _Question, fit: Fit) -> Iterator[Fit]:
         latent = asked.fit(name, _latent(arch), "another model: latent attention throughout")
         if latent.bytes_per_user < fit.bytes_per_user:
             yield latent
+            if cache > 1:
+                yield eight.fit(f"{name}, 8-bit", _latent(arch), "another model, and rounding")
     more = 2 * asked.num_gpus if fit.gpus_needed is None else fit.gpus_needed
     if more > asked.num_gpus:
         yield replace(asked, num_gpus=more).fit(f"{more} GPUs", arch, "money, and traffic between")

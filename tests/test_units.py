@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import rows
 
 from refimpl.units import format_bytes, format_count, format_si_bytes, parse_size
 
@@ -60,6 +61,16 @@ def test_the_unit_steps_up_where_the_rounded_figure_does(base: int, power: int) 
     assert function(base**power) == f"1 {units[power]}"
     assert function(base**power - 1).endswith(units[power] if power > 1 else "B")
     assert function(base**power - base**power // 100).endswith(f" {units[power - 1]}")
+
+
+@pytest.mark.case("CAL-10")
+def test_gigabytes_and_gibibytes_are_not_taken_for_each_other() -> None:
+    row = rows("cases_steps.json")["CAL-10"]
+    sizes, want = row["inputs"]["sizes"], row["expected"]
+    assert [format_si_bytes(size) for size in sizes] == want["decimal"]
+    assert [format_bytes(size) for size in sizes] == want["binary"]
+    assert [parse_size("80GB"), parse_size("80GiB")] == sizes
+    assert parse_size(format_bytes(sizes[1])) == sizes[1]
 
 
 @pytest.mark.parametrize("function", [format_bytes, format_si_bytes])

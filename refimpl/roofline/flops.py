@@ -1,6 +1,7 @@
 """FLOPs of a forward pass, counted from the architecture; a multiply-add is two."""
 
 from refimpl.architecture import ATTENTION_KINDS, Architecture, Layer
+from refimpl.sizing.elements import check_count
 
 
 def linear_flops(arch: Architecture, num_new: int, *, logits_for: int | None = None) -> int:
@@ -95,7 +96,4 @@ def _chunk_pairs(num_tokens: int, chunk: int) -> int:
 def check_counts(**counts: int) -> None:
     """Raise ``ValueError`` unless all are integers from 0 on."""
     for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{name} must be an integer, got {value!r}")
-        if value < 0:
-            raise ValueError(f"{name} cannot be negative, got {value}")
+        check_count(name, value)

@@ -11,6 +11,7 @@ from refimpl.sizing import (
     layer_bytes,
     weight_bytes,
 )
+from refimpl.sizing.elements import packed
 
 
 def decode_step(
@@ -44,7 +45,8 @@ def decode_step(
     attend. ``whiteboard=True`` counts as one does aloud instead: every weight is read, embedding
     table included, and costs 2 FLOPs a token (of experts, those chosen), and activations are
     nothing. ``compute_dtype`` is the precision of the arithmetic: by default that of the weights,
-    or bf16 where those are 8 bits or fewer and are unpacked first. Scales are not counted.
+    or bf16 where those are 8 bits or fewer and are unpacked first. Scales are not counted, nor is a
+    sparse-attention indexer or what it spares.
 
     A lower bound on time, not a prediction: see :mod:`refimpl.roofline`.
     """
@@ -116,7 +118,7 @@ def attention_read_bytes(
         if layer.kind == "latent" and not absorbed:
             width = layer.num_query_heads * (layer.head_dim + layer.value_dim)
         elements += width * (_read(layer, num_tokens - 1) + 1 if num_tokens else 0)
-    return _packed(elements, dtype)
+    return packed(elements, dtype)
 
 
 def _step(
@@ -148,7 +150,7 @@ def _step(
             arch, batch * num_new, batch * logits_for, weight_dtype, whiteboard=whiteboard
         ),
         cache_bytes=batch * cache_traffic(arch, num_new, num_stored, cache_dtype),
-        activation_bytes=_packed(batch * moved, compute_dtype),
+        activation_bytes=packed(batch * moved, compute_dtype),
         resident_weight_bytes=weight_bytes(arch, weight_dtype),
         num_tokens=batch * num_new,
         num_gpus=num_gpus,
@@ -177,7 +179,7 @@ def weights_read(
         if layer.num_experts
     )
     always = outside + sum(layer.always_read for layer in arch.layers)
-    return _packed(always, dtype) + round(experts * bytes_per_element(dtype))
+    return packed(always, dtype) + round(experts * bytes_per_element(dtype))
 
 
 def cache_traffic(arch: Architecture, num_new: int, num_stored: int, dtype: str = "bf16") -> int:
@@ -197,7 +199,7 @@ def _read(layer: Layer, num_stored: int) -> int:
 
 
 def _written(layer: Layer, num_new: int, num_stored: int) -> int:
-    """New tokens that a later token can still read."""
+    """New tokens that are still kept once all have passed."""
     if layer.kind == "sliding":
         return min(num_new, layer.window)
     if layer.kind == "chunked":
@@ -212,7 +214,3 @@ def _activations(arch: Architecture, num_new: int, logits_for: int) -> int:
         for layer in arch.layers
     )
     return 2 * blocks * num_new * arch.model_width + logits_for * arch.vocab_size
-
-
-def _packed(elements: int, dtype: str) -> int:
-    return -(-elements * int(8 * bytes_per_element(dtype)) // 8)

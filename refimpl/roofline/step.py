@@ -8,11 +8,12 @@ from refimpl.roofline.flops import check_counts
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The least a step moves and computes, and so the least time it takes: a bound, no prediction.
+    """The least a step moves and computes, and so the least time it takes: a bound, not a prediction.
 
     ``weight_bytes`` are read in this step, ``resident_weight_bytes`` occupy memory: an embedding
     table is resident whole and read by the row, and an expert that no token chose is not read.
-    ``cache_bytes`` are read and written. ``num_tokens`` come out of the step.
+    ``cache_bytes`` are read and written. ``num_tokens`` pass through the step, and arithmetic is in
+    ``compute_dtype``.
     """
 
     weight_bytes: int
@@ -23,6 +24,7 @@ class Step:
     memory_seconds: float
     compute_seconds: float
     num_tokens: int
+    compute_dtype: str
 
     @property
     def bytes(self) -> int:
@@ -90,6 +92,7 @@ def lower_bound(
         memory_seconds=moved / (accelerator.bandwidth * num_gpus),
         compute_seconds=flops / (accelerator.peak(dtype) * num_gpus),
         num_tokens=num_tokens,
+        compute_dtype=dtype,
     )
 
 

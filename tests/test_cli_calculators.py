@@ -119,6 +119,7 @@ def test_fifty_users_at_128k(capsys: pytest.CaptureFixture[str]) -> None:
     # 141.1 GB of weights but for the embedding table, ten users of 42.95 GB: 26.8 TB/s.
     assert "A step of 10 users moves 568.56 GB and takes at least 21.21 ms, bound by memory" in text
     assert "A bound, not a prediction." in text
+    assert "key-value head" not in text  # eight heads on eight GPUs
     assert max(map(len, text.splitlines())) <= 140
 
 
@@ -151,6 +152,7 @@ def test_a_step_on_the_roofline(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "smollm2-135m", "--gpus", "l4", "--reserve", "50%"], "reserve of 50 %"),
         (["plan", "llama-3-70b", "--gpus", "8xh100-sxm", "--memory", "80GiB"], "1.457 million"),
         (["size", "llama-3-8b", "--cache-dtype", "int4", "--cache-group", "64"], "34 KiB"),
+        (["plan", "deepseek-v3", "--gpus", "8xh200"], "note: with 1 key-value head(s) on 8 GPUs"),
         (["size", "falcon-mamba-7b"], "fixed state"),
         (["roofline", "falcon-mamba-7b", "--gpus", "l4"], "The cache outweighs"),
         (["roofline", "llama-3-8b", "--gpus", "v100", "--dtype", "fp16"], "in fp16"),

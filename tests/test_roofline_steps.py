@@ -16,12 +16,12 @@ from oracles import GQA, TINY, rows, tiny, token_ids
 from torch import nn
 
 from refimpl import capacity, roofline
-from refimpl.architecture import Architecture, Detail, Layer
+from refimpl.architecture import Architecture, Detail, Layer, zoo
 from refimpl.cache import ContiguousCache
 from refimpl.hardware import ACCELERATORS, Accelerator
 from refimpl.model import Decoder
 from refimpl.roofline import Step, decode_step, lower_bound, prefill
-from refimpl.sizing import count_parameters, kv_bytes
+from refimpl.sizing import count_parameters, fixed_state_bytes, kv_bytes
 from refimpl.units import parse_size
 
 CASES = rows("cases_steps.json")
@@ -133,9 +133,42 @@ def of_a_node(row: dict[str, Any]) -> Quantities:
     }
 
 
+def of_a_shape(row: dict[str, Any]) -> Quantities:
+    """What rows state about what shapes store and weigh."""
+
+    def latent_pair() -> float:
+        arch = Architecture.named(row["model"])
+        absorbed, expanded = (
+            roofline.attention_flops(arch, 1, absorbed=form) / arch.num_layers
+            for form in (True, False)
+        )
+        found = {"absorbed": absorbed, "unabsorbed": expanded, "ratio": absorbed / expanded}
+        return found[row["form"]]
+
+    def layer_elements() -> float:
+        heads = {"num_query_heads": 64, "head_dim": 128, "value_dim": 128}
+        return Layer(**heads, **row["layer"]).kv_elements
+
+    def cache_ratio() -> float:
+        arch = Architecture.named(row["model"])
+        return kv_bytes(arch, 4096, **row["wide"]) / kv_bytes(arch, 4096, **row["narrow"])
+
+    def parameter_ratio() -> float:
+        large, small = (Architecture.named(row[name]) for name in ("model", "other"))
+        return count_parameters(large).total / count_parameters(small).total
+
+    return {
+        "latent_pair": latent_pair,
+        "layer_elements": layer_elements,
+        "cache_ratio": cache_ratio,
+        "parameter_ratio": parameter_ratio,
+    }
+
+
 def quantity(row: dict[str, Any]) -> float:
     """What a published row states, in its unit."""
-    groups = (of_a_step(row), of_a_crossing(row), of_counted_work(row), of_a_node(row))
+    kinds = (of_a_step, of_a_crossing, of_counted_work, of_a_node, of_a_shape)
+    groups = [kind(row) for kind in kinds]
     (found,) = (group[row["quantity"]] for group in groups if row["quantity"] in group)
     return found()
 
@@ -404,6 +437,26 @@ def test_a_latent_is_read_once_for_all_heads_in_either_form() -> None:
         prefill(arch, ROUND, num_tokens=10).flops
         == prefill(arch, ROUND, num_tokens=10, absorbed=False).flops
     )
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_every_model_of_the_zoo_goes_on_the_roofline(name: str) -> None:
+    arch = Architecture.named(name)
+    parameters = count_parameters(arch)
+    step = decode_step(arch, H100, batch=1, context=4096)
+    # One token reads what is active; an untied table is active whole, and read by the row.
+    spared = 0 if arch.tie_embeddings else parameters.embedding - arch.model_width
+    assert step.weight_bytes == 2 * (parameters.active - spared)
+    assert step.resident_weight_bytes == 2 * parameters.total
+    # What is kept of a sequence passes once, read or written; a state is read and written.
+    assert step.cache_bytes == kv_bytes(arch, 4096) + fixed_state_bytes(arch)
+    assert step.flops >= 2 * (parameters.active - parameters.embedding)
+    aloud = decode_step(arch, H100, batch=1, context=4096, whiteboard=True)
+    assert aloud.weight_bytes == 2 * parameters.active
+    full = decode_step(arch, H100, batch=10**6, context=4096)
+    assert abs(full.weight_bytes - full.resident_weight_bytes) <= 2  # every expert is chosen
+    plan = capacity.plan(arch, H100, num_gpus=8, context=32_768, users=20)
+    assert all(lever.bytes_per_user <= plan.fit.bytes_per_user for lever in plan.levers)
 
 
 # --- what must always hold --------------------------------------------------------------------

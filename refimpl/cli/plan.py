@@ -121,6 +121,12 @@ def _sentences(found: Plan) -> list[str]:
         )
     if longest is not None and found.context > longest:
         lines.append(f"note: {found.arch.name} is made for {longest:,} tokens")
+    heads = min((x.num_kv_heads for x in found.arch.layers if x.num_kv_heads), default=None)
+    if heads is not None and heads < found.num_gpus:
+        lines.append(
+            f"note: with {heads} key-value head(s) on {found.num_gpus} GPUs this supposes that "
+            "attention is split by sequence; split by head, the cache is held several times"
+        )
     return lines
 
 

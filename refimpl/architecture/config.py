@@ -33,7 +33,7 @@ class Config:
     def width(self) -> int:
         """Width of the residual stream."""
         if not self.has("hidden_size", "n_embd") and not self.has("head_dim"):
-            raise ValueError("the config has no 'hidden_size' and no 'head_dim'")
+            raise ValueError("the config has no 'hidden_size' (or 'n_embd') and no 'head_dim'")
         return self.count("hidden_size", "n_embd")
 
     def value(self, *keys: str) -> Any:
@@ -64,6 +64,12 @@ class Config:
         """A whole number that the config may leave out."""
         value = self.value(*keys)
         return None if value is None else count(keys[0], value, least)
+
+    def nullable(self, *keys: str, least: int = 1) -> int | None:
+        """A whole number or null, which here is a value too; the key itself must be there."""
+        if not any(key in self.data for key in keys):
+            self.required(*keys)
+        return self.optional(*keys, least=least)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false; ``default`` is what the family's class takes a missing key to mean."""

@@ -18,10 +18,16 @@ NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
 
 
-def routed(config: Config, expert: int, always: int = 0, *, router_bias: bool = False) -> Part:
-    """A router over experts of ``expert`` weights each; every token reads ``always`` besides."""
+def routed(
+    config: Config, inner: int, expert: int, always: int = 0, *, router_bias: bool = False
+) -> Part:
+    """A router over experts ``inner`` wide, of ``expert`` weights each.
+
+    Every token reads ``always`` weights besides: shared experts, gates.
+    """
     number = config.count(*NUM_EXPERTS)
     return {
+        "mlp_width": inner,
         "mlp_parameters": linear(config.width, number, router_bias) + always,
         "num_experts": number,
         "experts_per_token": config.count(*PER_TOKEN),
@@ -31,12 +37,13 @@ def routed(config: Config, expert: int, always: int = 0, *, router_bias: bool = 
 
 def every_layer_routed(config: Config, index: int) -> Part:
     """Experts of ``intermediate_size`` in every layer: Mixtral, OLMoE, MiniMax."""
-    return routed(config, gated_mlp(config.width, config.count("intermediate_size")))
+    inner = config.count("intermediate_size")
+    return routed(config, inner, gated_mlp(config.width, inner))
 
 
 def _gpt_oss(config: Config, index: int) -> Part:
     inner = config.count("intermediate_size")
-    return routed(config, gated_mlp(config.width, inner, bias=True), router_bias=True)
+    return routed(config, inner, gated_mlp(config.width, inner, bias=True), router_bias=True)
 
 
 def qwen_experts(*, shared: bool) -> Callable[[Config, int], Part]:
@@ -50,11 +57,10 @@ def qwen_experts(*, shared: bool) -> Callable[[Config, int], Part]:
         always = 0
         if shared:
             # The shared expert, and the gate in front of it.
-            inner = config.count("shared_expert_intermediate_size")
-            always = gated_mlp(config.width, inner) + config.width
-        return routed(
-            config, gated_mlp(config.width, config.count("moe_intermediate_size")), always
-        )
+            wide = config.count("shared_expert_intermediate_size")
+            always = gated_mlp(config.width, wide) + config.width
+        inner = config.count("moe_intermediate_size")
+        return routed(config, inner, gated_mlp(config.width, inner), always)
 
     return count
 
@@ -62,13 +68,12 @@ def qwen_experts(*, shared: bool) -> Callable[[Config, int], Part]:
 def deepseek_experts(config: Config, index: int) -> Part:
     """Dense MLPs first, then experts of ``moe_intermediate_size``, some of them shared."""
     if not _is_sparse(config, index):
-        inner = config.count("intermediate_size")
-        return {"mlp_parameters": gated_mlp(config.width, inner, config.flag("mlp_bias"))}
+        return gated(bias_key="mlp_bias")(config, index)
     inner = config.count("moe_intermediate_size")
-    number = config.optional("n_shared_experts", "num_shared_experts", least=0) or 0
+    number = config.nullable("n_shared_experts", "num_shared_experts", least=0) or 0
     bias = number > 0 and config.flag("mlp_bias")
     shared = gated_mlp(config.width, number * inner, bias) if number else 0
-    return routed(config, gated_mlp(config.width, inner), shared)
+    return routed(config, inner, gated_mlp(config.width, inner), shared)
 
 
 def _is_sparse(config: Config, index: int) -> bool:
@@ -88,10 +93,11 @@ def _llama4(config: Config, index: int) -> Part:
     step = config.count("interleave_moe_layer_step")
     sparse = (index + 1) % step == 0 if listed is None else index in listed
     if not sparse:
-        inner = config.count("intermediate_size_mlp")
-        return {"mlp_parameters": gated_mlp(config.width, inner)}
-    expert = gated_mlp(config.width, config.count("intermediate_size"))
-    return routed(config, expert, always=expert)
+        wide = config.count("intermediate_size_mlp")
+        return {"mlp_width": wide, "mlp_parameters": gated_mlp(config.width, wide)}
+    inner = config.count("intermediate_size")
+    expert = gated_mlp(config.width, inner)
+    return routed(config, inner, expert, always=expert)
 
 
 EXPERTS = {

@@ -8,7 +8,7 @@ from refimpl.architecture.core import Architecture, Detail
 from refimpl.architecture.layers import ATTENTION_KINDS, Layer
 from refimpl.architecture.windows import Kind
 
-Part = dict[str, int]  # some fields of a Layer
+Part = dict[str, int]  # some fields of a Layer; an MLP's has its ``mlp_width`` besides
 
 
 def only_final_norm(config: Config) -> int:
@@ -40,13 +40,12 @@ class Family:
 
 def build(config: Config, family: Family) -> Architecture:
     """The architecture, layer by layer."""
-    width, layers = config.width, []
+    width, layers, inner = config.width, [], []
     for index, kind in enumerate(family.kinds(config)):
-        part = family.mixer(config, kind)
+        part, mlp = family.mixer(config, kind), family.mlp(config, index)
+        inner.append(mlp.pop("mlp_width", 0))
         part["mixer_parameters"] = part.get("mixer_parameters", 0) + family.norms * width
-        layers.append(
-            Layer(kind=kind.name, window=kind.window, **part, **family.mlp(config, index))
-        )
+        layers.append(Layer(kind=kind.name, window=kind.window, **part, **mlp))
     vocab = config.count("vocab_size")
     embedding = vocab * family.embedding_width(config)
     if family.tied is None:
@@ -60,8 +59,7 @@ def build(config: Config, family: Family) -> Architecture:
         num_query_heads=first.num_query_heads,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
-        mlp_width=config.optional("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size")
-        or 0,
+        mlp_width=next(filter(None, inner), 0),
         vocab_size=vocab,
         max_context=config.optional(*family.context),
         rope_theta=None,

@@ -100,7 +100,8 @@ def gated(*, bias_key: str | None = None) -> Callable[[Config, int], Part]:
         bias = bias_key is not None and config.flag(bias_key)
         if bias_key is None:
             config.never("mlp_bias", "its MLP has no such switch")
-        return {"mlp_parameters": gated_mlp(config.width, config.count("intermediate_size"), bias)}
+        inner = config.count("intermediate_size")
+        return {"mlp_width": inner, "mlp_parameters": gated_mlp(config.width, inner, bias)}
 
     return count
 

@@ -109,22 +109,24 @@ def _nemotron_mlp(config: Config, index: int) -> Part:
     name = _nemotron_names(config)[index]
     bias, width = config.flag("mlp_bias"), config.width
     if name == "mlp":
-        return {"mlp_parameters": plain_mlp(width, config.count("intermediate_size"), bias)}
+        inner = config.count("intermediate_size")
+        return {"mlp_width": inner, "mlp_parameters": plain_mlp(width, inner, bias)}
     if name != "moe":
         return {}
-    inside = config.optional("moe_latent_size")
+    inside, inner = config.optional("moe_latent_size"), config.count("moe_intermediate_size")
     shared = plain_mlp(width, config.count("moe_shared_expert_intermediate_size"), bias)
     if inside is not None:
         shared += linear(width, inside, bias) + linear(inside, width, bias)
-    expert = plain_mlp(inside or width, config.count("moe_intermediate_size"))
-    return routed(config, expert, shared)
+    return routed(config, inner, plain_mlp(inside or width, inner), shared)
 
 
 def _interval(config: Config) -> list[Kind]:
     """Each ``full_attention_interval``-th layer attends, the others are linear."""
     names = config.names("layer_types", config.num_layers)
     if names is None:
-        period = config.count("full_attention_interval")
+        period = config.optional("full_attention_interval")
+        if period is None:
+            raise ValueError("the config has no 'layer_types' and no 'full_attention_interval'")
         names = [
             "linear_attention" if (index + 1) % period else "full_attention"
             for index in range(config.num_layers)

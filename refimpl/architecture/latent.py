@@ -12,7 +12,7 @@ def latent(config: Config, kind: Kind) -> Part:
     width, heads = config.width, config.count("num_attention_heads")
     latent_width, rope = config.count("kv_lora_rank"), config.count("qk_rope_head_dim")
     plain, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
-    bias, query_rank = config.flag("attention_bias"), config.optional("q_lora_rank")
+    bias, query_rank = config.flag("attention_bias"), config.nullable("q_lora_rank")
     if query_rank is None:
         queries = linear(width, heads * (plain + rope))
     else:

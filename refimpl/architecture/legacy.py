@@ -28,6 +28,10 @@ def _counted(config: Config, heads: Heads, *, qkv_bias: bool, out_bias: bool, ex
     return _part(heads, total + extra)
 
 
+def _plain(config: Config, inner: int, bias: bool) -> Part:
+    return {"mlp_width": inner, "mlp_parameters": plain_mlp(config.width, inner, bias)}
+
+
 def _gpt2_attention(config: Config, kind: Kind) -> Part:
     config.never("add_cross_attention", "an encoder's keys are not counted")
     return _counted(config, heads_of(config), qkv_bias=True, out_bias=True, extra=0)
@@ -39,7 +43,7 @@ def _gptj_attention(config: Config, kind: Kind) -> Part:
 
 def _gpt_mlp(config: Config, index: int) -> Part:
     inner = config.optional("n_inner") or 4 * config.width
-    return {"mlp_parameters": plain_mlp(config.width, inner, bias=True)}
+    return _plain(config, inner, bias=True)
 
 
 def _final_layer_norm(config: Config) -> int:
@@ -58,7 +62,7 @@ def _opt_attention(config: Config, kind: Kind) -> Part:
 
 def _opt_mlp(config: Config, index: int) -> Part:
     bias = config.flag("enable_bias", True)
-    return {"mlp_parameters": plain_mlp(config.width, config.count("ffn_dim"), bias)}
+    return _plain(config, config.count("ffn_dim"), bias)
 
 
 def _opt_embedding(config: Config) -> int:
@@ -106,7 +110,7 @@ def _falcon_attention(config: Config, kind: Kind) -> Part:
 
 def _falcon_mlp(config: Config, index: int) -> Part:
     inner = config.optional("ffn_hidden_size") or 4 * config.width
-    return {"mlp_parameters": plain_mlp(config.width, inner, config.flag("bias"))}
+    return _plain(config, inner, config.flag("bias"))
 
 
 def _phi_attention(config: Config, kind: Kind) -> Part:
@@ -118,7 +122,7 @@ def _phi_attention(config: Config, kind: Kind) -> Part:
 
 def _phi_mlp(config: Config, index: int) -> Part:
     inner = config.count("intermediate_size")
-    return {"mlp_parameters": plain_mlp(config.width, inner, bias=True)}
+    return _plain(config, inner, bias=True)
 
 
 _GPT_CONTEXT = ("n_positions", "n_ctx")

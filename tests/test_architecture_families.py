@@ -232,6 +232,9 @@ def test_a_window_that_is_switched_off_or_longer_than_the_context_is_none() -> N
     assert kinds(read("qwen2", LLAMA, use_sliding_window=True, **on)) == ["sliding"] * 4
     assert kinds(read("qwen2", LLAMA, use_sliding_window=False, **on)) == ["full"] * 4
     assert kinds(read("qwen2", LLAMA, **on)) == ["full"] * 4  # its class: false
+    sliding = {**on, "layer_types": ["sliding_attention"] * 4}
+    assert kinds(read("qwen2", LLAMA, **sliding)) == ["sliding"] * 4
+    assert kinds(read("qwen2", LLAMA, **sliding, use_sliding_window=False)) == ["full"] * 4
     mistral = {**LLAMA, "rms_norm_eps": 1e-5, "sliding_window": 9}
     assert kinds(read("mistral", mistral)) == ["sliding"] * 4
     assert kinds(read("mistral", mistral, use_sliding_window=False)) == ["full"] * 4
@@ -355,6 +358,7 @@ def test_gemma_3_lists_only_what_differs_from_its_class() -> None:
         ("bloom", LLAMA, "model_type 'bloom' is not supported: one of cohere, cohere2"),
         (None, LLAMA, "no 'model_type'"),
         (7, LLAMA, "model_type 7 is not supported"),
+        (["llama"], LLAMA, r"model_type \['llama'\] is not supported"),
         (
             "qwen3",
             {**LLAMA, "layer_types": ["full_attention"]},
@@ -368,16 +372,12 @@ def test_gemma_3_lists_only_what_differs_from_its_class() -> None:
         ("qwen3", {**LLAMA, "layer_types": ["conv"] * 4}, "layer_types has 'conv', unknown for"),
         ("qwen3", {**LLAMA, "layer_types": ["linear_attention"] * 4}, "'linear_attention', unkn"),
         ("qwen3", {**LLAMA, "layer_types": ["sliding_attention"] * 4}, "no 'sliding_window'"),
-        (
-            "qwen3",
-            {
-                **LLAMA,
-                "layer_types": ["sliding_attention"] * 4,
-                "use_sliding_window": False,
-                "sliding_window": 3,
-            },
-            "layer_types names sliding layers, but use_sliding_window is false",
-        ),
+        ("gemma2", WIDE, "no 'sliding_window'"),
+        ("gemma3_text", {**WIDE, "sliding_window": None}, "no 'sliding_window'"),
+        ("gemma", {**WIDE, "use_bidirectional_attention": True}, "only causal models keep"),
+        ("nemotron_h", {**NEMOTRON, "sliding_window": 4}, "sliding_window = 4 in a nemotron_h"),
+        ("minimax_m1", {**WIDE, "shared_intermediate_size": 4}, "shared_intermediate_size = 4"),
+        ("kimi_linear", {**LLAMA, "mla_use_output_gate": True}, "mla_use_output_gate = True in a"),
         ("mistral", {**LLAMA, "sliding_window": 0}, "sliding_window must be a positive integer"),
         ("mistral", {**LLAMA, "sliding_window": True}, "sliding_window must be a positive integer"),
         ("mistral", {**LLAMA, "attention_bias": True}, "attention_bias = True in a mistral config"),

@@ -149,12 +149,14 @@ class Architecture:
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> "Architecture":
-        """The architecture that a ``config.json`` describes; see :mod:`refimpl.architecture`.
+        """The architecture that a ``config.json`` describes: its text decoder, layer by layer.
 
-        Reads the keys of transformers 4 (``rope_theta``) and 5 (``rope_parameters``). A missing
-        ``num_key_value_heads`` means one key-value head per query head; a missing ``head_dim`` is
-        ``hidden_size / num_attention_heads``. Raises ``ValueError`` naming the key for anything
-        that is missing or not supported.
+        Reads what transformers' classes write, in the keys of 4.x and of 5.x, the forms that older
+        models ship with, and a nested ``text_config``. A missing ``num_key_value_heads`` means one
+        key-value head per query head; a missing ``head_dim`` is ``hidden_size`` shared among the
+        query heads; a window longer than the context is none. A switch that is left out means what
+        the family's class takes it to mean; no size does: ``ValueError`` names the key that is
+        missing, and any model type, layer type or value that cannot be read.
         """
         from refimpl.architecture.reading import read
 

@@ -107,7 +107,9 @@ EXPERTS = {
     "minimax_m2": Family(
         attention_kinds(every_layer), grouped(bias_key=None, norm="all"), every_layer_routed
     ),
-    "gpt_oss": Family(attention_kinds(every_second), grouped(bias=True, sinks=True), _gpt_oss),
+    "gpt_oss": Family(
+        attention_kinds(every_second, inherent=True), grouped(bias=True, sinks=True), _gpt_oss
+    ),
     "qwen2_moe": Family(
         attention_kinds(even_before_layer, switched=True),
         grouped(bias=True, bias_key="qkv_bias", out_bias=False),

@@ -8,6 +8,9 @@ from refimpl.architecture.core import Architecture, Detail
 from refimpl.architecture.layers import ATTENTION_KINDS, Layer
 from refimpl.architecture.windows import Kind
 
+# What refimpl.model runs: RMSNorm, RoPE, grouped attention, SwiGLU, and nothing else.
+RUN_HERE = ("llama", "mistral", "smollm2")
+
 Part = dict[str, int]  # some fields of a Layer; an MLP's has its ``mlp_width`` besides
 
 
@@ -70,6 +73,8 @@ def build(config: Config, family: Family) -> Architecture:
             embedding_parameters=embedding,
             head_parameters=(0 if tied else embedding) + (vocab if family.head_bias else 0),
             other_parameters=family.outside(config),
-            unsupported=f"model_type {config.model_type!r} is not of the Llama family",
+            unsupported=(
+                f"model_type {config.model_type!r} is not supported: one of {', '.join(RUN_HERE)}"
+            ),
         ),
     )

@@ -58,9 +58,10 @@ def grouped(
 
     ``bias_key`` is the switch for biases and ``bias`` what a missing one means; without a key the
     projections to heads have biases as ``bias`` says. ``out_bias``: whether the projection back
-    shares them. ``norm`` is ``head`` (one weight for each number of a head), ``all`` (one for each
-    number of all heads) or a config key that switches ``all`` on. ``sinks`` adds a logit per query
-    head, ``gate`` a second projection as wide as the queries.
+    shares them. ``norm`` is ``head`` (one weight for each number of a head of queries, and of
+    keys) or ``all`` (one for each number of all heads), behind the key that switches it on where
+    there is one. ``sinks`` adds a logit per query head, ``gate`` a second projection as wide as
+    the queries.
     """
 
     def count(config: Config, kind: Kind) -> Part:
@@ -86,11 +87,10 @@ def grouped(
 
 
 def _norm_weights(config: Config, heads: Heads, norm: str) -> int:
-    head, everything = 2 * heads.dim, (heads.query + heads.kv) * heads.dim
-    if norm in ("", "head", "all"):
-        return {"": 0, "head": head, "all": everything}[norm]
-    key, _, width = norm.partition(":")
-    return {"head": head, "all": everything}[width] if config.flag(key) else 0
+    key, _, width = norm.rpartition(":")
+    if not width or (key and not config.flag(key)):
+        return 0
+    return {"head": 2, "all": heads.query + heads.kv}[width] * heads.dim
 
 
 def gated(*, bias_key: str | None = None) -> Callable[[Config, int], Part]:
@@ -135,19 +135,27 @@ DENSE = {
     ),
     "qwen3": Family(attention_kinds(from_layer, switched=True), grouped(norm="head"), gated()),
     "gemma": Family(attention_kinds(every_layer), grouped(), gated(), tied=True),
-    "gemma2": Family(attention_kinds(every_second), grouped(), gated(), norms=4, tied=True),
+    "gemma2": Family(
+        attention_kinds(every_second, inherent=True), grouped(), gated(), norms=4, tied=True
+    ),
     "gemma3_text": Family(
-        attention_kinds(all_but_every(6)), grouped(norm="head"), gated(), norms=4, tied=True
+        attention_kinds(all_but_every(6), inherent=True),
+        grouped(norm="head"),
+        gated(),
+        norms=4,
+        tied=True,
     ),
     "cohere": Family(
         attention_kinds(every_layer), grouped(norm="use_qk_norm:all"), gated(), norms=1, tied=True
     ),
-    "cohere2": Family(attention_kinds(all_but_every(4)), grouped(), gated(), norms=1, tied=True),
+    "cohere2": Family(
+        attention_kinds(all_but_every(4), inherent=True), grouped(), gated(), norms=1, tied=True
+    ),
     "glm": Family(attention_kinds(every_layer), grouped(bias=True, out_bias=False), gated()),
     "glm4": Family(
         attention_kinds(every_layer), grouped(bias=True, out_bias=False), gated(), norms=4
     ),
     "olmo": Family(attention_kinds(every_layer), grouped(), gated(), norms=0, outside=_nothing),
     "olmo2": Family(attention_kinds(every_layer), grouped(norm="all"), gated()),
-    "olmo3": Family(attention_kinds(all_but_every(4)), grouped(norm="all"), gated()),
+    "olmo3": Family(attention_kinds(all_but_every(4), inherent=True), grouped(norm="all"), gated()),
 }

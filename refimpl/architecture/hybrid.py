@@ -96,6 +96,7 @@ def _nemotron_names(config: Config) -> list[str]:
 
 
 def _nemotron_kinds(config: Config) -> list[Kind]:
+    config.never("sliding_window", "its attention layers are full")
     return listed(config, _nemotron_names(config), _NEMOTRON_KINDS)
 
 
@@ -135,6 +136,9 @@ def _interval(config: Config) -> list[Kind]:
 
 
 def _minimax_kinds(config: Config) -> list[Kind]:
+    for key in ("sliding_window", "shared_intermediate_size"):
+        if config.value(key) not in (None, 0):
+            raise ValueError(f"{key} = {config.value(key)!r} cannot be read: it is not counted")
     names = config.names("layer_types", config.num_layers)
     if names is None:
         flags = config.required("attn_type_list", "layer_types")
@@ -147,6 +151,8 @@ def _minimax_kinds(config: Config) -> list[Kind]:
 
 
 def _kimi_linear_kinds(config: Config) -> list[Kind]:
+    for key in ("mla_use_output_gate", "routed_expert_hidden_size"):
+        config.never(key, "its weights are not counted")
     length = config.num_layers
     names = config.names("layer_types", length)
     if names is None:

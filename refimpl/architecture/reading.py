@@ -8,7 +8,7 @@ from refimpl.architecture.checks import positive
 from refimpl.architecture.config import Config
 from refimpl.architecture.core import Architecture
 from refimpl.architecture.experts import EXPERTS
-from refimpl.architecture.families import build
+from refimpl.architecture.families import RUN_HERE, build
 from refimpl.architecture.grouped import DENSE
 from refimpl.architecture.hybrid import HYBRID
 from refimpl.architecture.latent import LATENT
@@ -26,8 +26,7 @@ _GEMMA3_TEXT = {
     "head_dim": 256,
     "max_position_embeddings": 131072,
 }
-# What refimpl.model runs: RMSNorm, RoPE, grouped attention, SwiGLU, and nothing else.
-_RUN_HERE = ("llama", "mistral", "smollm2")
+# Values of keys with which refimpl.model can run a family that it knows.
 _RUN_WITH = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
@@ -45,7 +44,7 @@ def read(config: Mapping[str, Any]) -> Architecture:
         raise ValueError(f"a config must be a mapping, got {type(config).__name__}")
     found = _decoder(config)
     arch = build(found, FAMILIES[found.model_type])
-    if found.model_type not in _RUN_HERE:
+    if found.model_type not in RUN_HERE:
         return arch
     return _as_decoder(found, arch)
 
@@ -53,23 +52,24 @@ def read(config: Mapping[str, Any]) -> Architecture:
 def _decoder(config: Mapping[str, Any]) -> Config:
     """The keys of the text decoder, from ``text_config`` where there is one."""
     outer = config.get("model_type")
-    data, model_type = config, _TEXT_DECODER.get(outer, outer)
+    data, model_type = config, outer
     if config.get("text_config") is not None:
         text = config["text_config"]
         if not isinstance(text, Mapping):
             raise ValueError(f"text_config must be a mapping, got {text!r}")
-        inner = text.get("model_type")
-        model_type = model_type if inner is None else _TEXT_DECODER.get(inner, inner)
+        model_type = outer if text.get("model_type") is None else text["model_type"]
         outside = {key: config.get(key) for key in ("tie_word_embeddings", "_name_or_path")}
         missing = _GEMMA3_TEXT if outer == "gemma3" else {}
         data = {**missing, **outside, **text}
     if model_type is None:
         raise ValueError("the config has no 'model_type'")
-    if not isinstance(model_type, str) or model_type.lower() not in FAMILIES:
+    found = str(model_type).lower()
+    found = _TEXT_DECODER.get(found, found)
+    if found not in FAMILIES:
         raise ValueError(
             f"model_type {model_type!r} is not supported: one of {', '.join(sorted(FAMILIES))}"
         )
-    return Config(data, model_type.lower())
+    return Config(data, found)
 
 
 def _as_decoder(config: Config, arch: Architecture) -> Architecture:

@@ -66,6 +66,7 @@ def kimi_delta(config: Config, kind: Kind) -> Part:
     """Kimi Delta Attention: a decay for each channel of each head. arXiv:2510.26692."""
     nested = config.value("linear_attn_config") or {}
     inside = Config(nested, config.model_type) if nested else config
+    inside.never("use_full_rank_gate", "its weights are not counted")
     heads = inside.count("num_heads", "linear_num_heads")
     dim = inside.count("head_dim") if nested else inside.count("linear_head_dim")
     kernel = inside.count("short_conv_kernel_size", "linear_conv_kernel_dim")

@@ -68,24 +68,27 @@ def chunked_kinds(config: Config) -> list[Kind]:
     return [_kind(config, name) for name in names]
 
 
-def attention_kinds(rule: Rule, *, switched: bool = False) -> Callable[[Config], list[Kind]]:
+def attention_kinds(
+    rule: Rule, *, switched: bool = False, inherent: bool = False
+) -> Callable[[Config], list[Kind]]:
     """The reader of a family whose layers all attend, some within ``sliding_window``.
 
-    ``layer_types`` says it for each layer. Without it, ``rule`` does if there is a window; and
-    ``use_sliding_window`` false means that there is none. ``switched`` families take a missing
-    ``use_sliding_window`` to mean false.
+    ``layer_types`` says it for each layer. Without it, ``rule`` does if there is a window. A
+    missing window is none, but in families in which it is ``inherent`` it is an error. Whatever
+    else is said, ``use_sliding_window`` false means that every layer is full; ``switched`` families
+    take it to be false where neither it nor ``layer_types`` is given.
     """
 
     def kinds(config: Config) -> list[Kind]:
+        config.never("use_bidirectional_attention", "only causal models keep a cache")
         num_layers = config.num_layers
         names = config.names("layer_types", num_layers)
-        on = config.flag("use_sliding_window", not switched)
-        if names is None:
-            window = on and config.optional("sliding_window") is not None
-            names = rule(config, num_layers) if window else [FULL] * num_layers
-        elif not on and "use_sliding_window" in config.data and SLIDING in names:
-            raise ValueError("layer_types names sliding layers, but use_sliding_window is false")
-        return [_kind(config, name) for name in names]
+        if not config.flag("use_sliding_window", not switched or names is not None):
+            return [Kind("full")] * num_layers
+        if names is None and (inherent or config.value("sliding_window") is not None):
+            config.count("sliding_window")
+            names = rule(config, num_layers)
+        return [_kind(config, name) for name in names or [FULL] * num_layers]
 
     return kinds
 

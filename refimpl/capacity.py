@@ -9,6 +9,7 @@ from refimpl.architecture import ATTENTION_KINDS, Architecture, Detail, Layer
 from refimpl.hardware import Accelerator
 from refimpl.roofline import Step, decode_step
 from refimpl.sizing import bytes_per_element, kv_bytes, max_tokens, weight_bytes
+from refimpl.sizing.elements import check_count
 
 # The levers that make another model: what Gemma 3 and DeepSeek-V2 do, on this model's layers.
 _WINDOW, _WINDOW_PERIOD = 4096, 6
@@ -62,6 +63,7 @@ class Plan:
     num_gpus: int
     context: int
     users_asked: int | None
+    reserve: float
     weight_dtype: str
     cache_dtype: str
     memory_bytes: int
@@ -88,43 +90,38 @@ def plan(
     as one pool: splitting it loses what a GPU cannot give away, and where attention is split over
     more GPUs than there are key-value heads (one, for a latent) each holds a copy.
 
-    Raises ``ValueError`` for counts below 1 and a reserve outside 0 to 1.
+    Raises ``ValueError`` for counts below 1, a reserve outside 0 to 1, and a model that keeps
+    nothing of its sequences.
     """
-    for name, value in (("num_gpus", num_gpus), ("context", context), ("users", users)):
-        if value is None and name == "users":
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    if not isinstance(reserve, int | float) or isinstance(reserve, bool) or not 0 <= reserve < 1:
-        raise ValueError(f"reserve must be a share from 0 to below 1, got {reserve!r}")
+    _check(num_gpus, context, users, reserve)
     asked = _Question(accelerator, num_gpus, context, users, reserve, weight_dtype, cache_dtype)
     fit = asked.fit("as asked", arch)
-    batch = fit.whole_users if users is None else min(users, fit.whole_users)
-    step = None
-    if batch:
-        step = decode_step(
-            arch,
-            accelerator,
-            batch=batch,
-            context=context,
-            num_gpus=num_gpus,
-            weight_dtype=weight_dtype,
-            cache_dtype=cache_dtype,
-        )
+    memory = num_gpus * accelerator.memory_bytes
     return Plan(
         arch=arch,
         accelerator=accelerator,
         num_gpus=num_gpus,
         context=context,
         users_asked=users,
+        reserve=reserve,
         weight_dtype=weight_dtype,
         cache_dtype=cache_dtype,
-        memory_bytes=num_gpus * accelerator.memory_bytes,
-        reserved_bytes=num_gpus * accelerator.memory_bytes - asked.usable(num_gpus),
+        memory_bytes=memory,
+        reserved_bytes=memory - asked.usable(),
         fit=fit,
-        step=step,
+        step=asked.step(arch, fit.whole_users),
         levers=(fit, *_levers(arch, asked, fit)),
     )
+
+
+def _check(num_gpus: int, context: int, users: int | None, reserve: float) -> None:
+    counts = {"num_gpus": num_gpus, "context": context} | (
+        {} if users is None else {"users": users}
+    )
+    for name, value in counts.items():
+        check_count(name, value, least=1)
+    if not isinstance(reserve, int | float) or isinstance(reserve, bool) or not 0 <= reserve < 1:
+        raise ValueError(f"reserve must be a share from 0 to below 1, got {reserve!r}")
 
 
 @dataclass(frozen=True)
@@ -137,20 +134,37 @@ class _Question:
     weight_dtype: str
     cache_dtype: str
 
-    def usable(self, num_gpus: int) -> int:
-        """Bytes of so many GPUs that are not reserved."""
-        return math.floor(num_gpus * self._usable_each())
+    def usable(self) -> int:
+        """Bytes of all GPUs that are not reserved."""
+        return math.floor(self.num_gpus * self._usable_each())
 
     def _usable_each(self) -> Fraction:
         # The reserve as it is written: 0.1 is a tenth, not the float next to it.
         return self.accelerator.memory_bytes * (1 - Fraction(str(self.reserve)))
+
+    def step(self, arch: Architecture, whole_users: int) -> Step | None:
+        """The bound on a decode step of the users that fit, of those asked for at most."""
+        batch = whole_users if self.users is None else min(self.users, whole_users)
+        if not batch:
+            return None
+        return decode_step(
+            arch,
+            self.accelerator,
+            batch=batch,
+            context=self.context,
+            num_gpus=self.num_gpus,
+            weight_dtype=self.weight_dtype,
+            cache_dtype=self.cache_dtype,
+        )
 
     def fit(self, name: str, arch: Architecture, cost: str = "", *, scales: bool = False) -> Fit:
         """What fits under this question; ``scales`` adds those of a 4-bit cache."""
         group = {"group_size": _GROUP, "scale_bytes": _SCALE_BYTES} if scales else {}
         weights = weight_bytes(arch, self.weight_dtype)
         each = kv_bytes(arch, self.context, self.cache_dtype, **group)
-        room = self.usable(self.num_gpus) - weights
+        if not each:
+            raise ValueError(f"{arch.name} keeps nothing of a sequence: users take no memory")
+        room = self.usable() - weights
         pool = max(0, room)
         needed = None
         if self.users is not None:

@@ -184,14 +184,21 @@ def test_a_lever_changes_the_cache_and_leaves_the_weights() -> None:
         assert (lever.cost == "") is (lever.name == "as asked")
 
 
+def test_a_model_that_keeps_nothing_has_no_plan() -> None:
+    layer = Layer(kind="none", mlp_parameters=70)
+    arch = Architecture("mlp", 1, 3, 0, 0, 0, 0, 11, None, detail=Detail((layer,), 33, 33, 0, "-"))
+    with pytest.raises(ValueError, match="mlp keeps nothing of a sequence"):
+        plan(arch, H100, context=10)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_gpus": 0}, "num_gpus must be a positive integer, got 0"),
-        ({"context": 0}, "context must be a positive integer, got 0"),
-        ({"context": 4096.0}, r"context must be a positive integer, got 4096\.0"),
-        ({"users": 0}, "users must be a positive integer, got 0"),
-        ({"users": True}, "users must be a positive integer, got True"),
+        ({"num_gpus": 0}, "num_gpus must be at least 1, got 0"),
+        ({"context": 0}, "context must be at least 1, got 0"),
+        ({"context": 4096.0}, r"context must be an integer, got 4096\.0"),
+        ({"users": 0}, "users must be at least 1, got 0"),
+        ({"users": True}, "users must be an integer, got True"),
         ({"reserve": 1}, "reserve must be a share from 0 to below 1, got 1"),
         ({"reserve": -0.1}, r"reserve must be a share from 0 to below 1, got -0\.1"),
         ({"reserve": float("nan")}, "reserve must be a share from 0 to below 1, got nan"),

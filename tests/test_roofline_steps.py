@@ -585,6 +585,15 @@ def test_windows_everywhere_leave_no_context_too_long() -> None:
     assert roofline.compute_bound_context(arch, ROUND) is None
     poor = dataclasses.replace(arch, detail=dataclasses.replace(arch.detail, layers=(WINDOWED,)))
     assert roofline.compute_bound_context(poor, ROUND) == 0
+    # A state is read from the second token on: what only the first could do does not count.
+    state = Layer(kind="state", state_elements=10**6, mlp_parameters=150 * 10**6)
+    detail = Detail((state,), 372, 372, 0, "-")
+    recurrent = Architecture("ssm", 1, 12, 0, 0, 0, 0, 31, None, detail=detail)
+    first, later = (
+        decode_step(recurrent, ROUND, batch=10**9, context=context).bound for context in (1, 2)
+    )
+    assert (first, later) == ("compute", "memory")
+    assert roofline.compute_bound_context(recurrent, ROUND) == 0
 
 
 @pytest.mark.parametrize(

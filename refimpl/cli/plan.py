@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
         weight_dtype=options.dtype,
         cache_dtype=options.cache_dtype,
     )
-    print(json.dumps(_report(found, options.reserve)) if options.json else _text(found, options))
+    print(json.dumps(_report(found)) if options.json else _text(found))
     return 0
 
 
-def _report(found: Plan, reserve: float) -> dict[str, Any]:
+def _report(found: Plan) -> dict[str, Any]:
     step = found.step
     if step is not None:
         names = ("bytes", "seconds", "bound", "tokens_per_second")
@@ -74,7 +74,7 @@ def _report(found: Plan, reserve: float) -> dict[str, Any]:
         "users_asked": found.users_asked,
         "weight_dtype": found.weight_dtype,
         "cache_dtype": found.cache_dtype,
-        "reserve": reserve,
+        "reserve": found.reserve,
         "memory_bytes": found.memory_bytes,
         "reserved_bytes": found.reserved_bytes,
         **_fit(found.fit),
@@ -87,7 +87,7 @@ def _fit(fit: Fit) -> dict[str, Any]:
     return dataclasses.asdict(fit) | {"whole_users": fit.whole_users, "tokens": fit.tokens}
 
 
-def _text(found: Plan, options: argparse.Namespace) -> str:
+def _text(found: Plan) -> str:
     fit, asked = found.fit, found.users_asked
     head = (
         f"{found.arch.name} on {found.num_gpus} x {found.accelerator.name}, {found.context:,} "
@@ -95,7 +95,7 @@ def _text(found: Plan, options: argparse.Namespace) -> str:
     )
     rows = [
         ["memory", sizes.both(found.memory_bytes)],
-        [f"reserve of {100 * options.reserve:.4g} %", sizes.both(found.reserved_bytes)],
+        [f"reserve of {100 * found.reserve:.4g} %", sizes.both(found.reserved_bytes)],
         ["weights", sizes.both(fit.weight_bytes)],
         ["left for the cache", sizes.both(fit.pool_bytes)],
         ["  in tokens", format_count(fit.tokens)],

@@ -77,9 +77,9 @@ def compute_bound_context(
 ) -> int | None:
     """The longest context at which a large enough batch can still be bound by arithmetic.
 
-    Beyond it decoding is memory-bound at every batch. 0 where that is so from the first token on,
-    ``None`` where no context is too long, as with windows in every layer. Options are those of
-    :func:`decode_step`.
+    Beyond it decoding is memory-bound at every batch. 0 where that is so at any context (the
+    shortest has two tokens, one stored and one new), ``None`` where no context is too long, as
+    with windows in every layer. Options are those of :func:`decode_step`.
     """
 
     def reaches(context: int) -> bool:
@@ -89,7 +89,7 @@ def compute_bound_context(
 
     if reaches(_ENDLESS):
         return None
-    return _last(lambda context: context == 0 or reaches(context))
+    return _last(lambda context: context < 2 or reaches(context)) if reaches(2) else 0
 
 
 def _last(holds: Callable[[int], bool]) -> int:

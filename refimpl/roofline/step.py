@@ -8,7 +8,7 @@ from refimpl.roofline.flops import check_counts
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The least a step moves and computes, and so the least time it takes: a bound, not a prediction.
+    """The least a step moves and computes, and so the least time: a bound, not a prediction.
 
     ``weight_bytes`` are read in this step, ``resident_weight_bytes`` occupy memory: an embedding
     table is resident whole and read by the row, and an expert that no token chose is not read.

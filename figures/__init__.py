@@ -21,9 +21,9 @@ DRAWN_WITH = "3.11.2"
 
 def catalogue() -> dict[str, Record]:
     """Every figure of the book by name, in the order of the chapters."""
-    from figures import ch01, ch02
+    from figures import ch01, ch02, ch03, ch04
 
-    return {record.name: record for module in (ch01, ch02) for record in module.FIGURES}
+    return {record.name: record for module in (ch01, ch02, ch03, ch04) for record in module.FIGURES}
 
 
 def names() -> list[str]:

@@ -99,8 +99,10 @@ def attend_latent(
     (width C) and the shared rotary key (width R) are read. Both give the same result, and both
     scale by ``1 / sqrt(D + R)``, the width of the expanded key: absorption does not change it.
 
+    Raises ``ValueError`` for shapes that do not fit together.
     Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
+    _check_latent(q_BHTD, q_rope_BHTR, latent_BSC, k_rope_BSR, up_k_HDC, up_v_HEC)
     D, R = q_BHTD.shape[-1], q_rope_BHTR.shape[-1]
     options = {"causal": causal, "mask_BTS": mask_BTS, "scale": 1 / math.sqrt(D + R)}
     k_rope = k_rope_BSR[:, None]
@@ -114,6 +116,42 @@ def attend_latent(
     v = torch.einsum("bsc,hec->bhse", latent_BSC, up_v_HEC)
     k = torch.cat((k, k_rope.expand(-1, k.shape[1], -1, -1)), dim=-1)
     return attend(torch.cat((q_BHTD, q_rope_BHTR), dim=-1), k, v, **options)
+
+
+def mean_pool_heads(weight: Tensor, num_kv_heads_from: int, num_kv_heads_to: int) -> Tensor:
+    """The projection of fewer key or value heads: each is the mean of a contiguous group.
+
+    ``weight`` is ``[G * D, M]``, a key or value projection of ``num_kv_heads_from`` heads (a bias
+    ``[G * D]`` works too); the result has ``num_kv_heads_to`` heads. New head ``g`` serves the
+    query heads that the averaged ones served, so queries and output projection stay as they are.
+    Rotation acts on all heads alike, hence the mean of rotated keys is the rotated mean. Sums are
+    formed in float32 or wider.
+
+    Raises ``ValueError`` where heads do not divide evenly.
+    Source: Ainslie et al., GQA, arXiv:2305.13245, section 2.1.
+    """
+    for name, number in (
+        ("num_kv_heads_from", num_kv_heads_from),
+        ("num_kv_heads_to", num_kv_heads_to),
+    ):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"{name} must be a positive integer, got {number!r}")
+    if num_kv_heads_from % num_kv_heads_to:
+        raise ValueError(
+            f"{num_kv_heads_from} heads cannot be averaged in equal groups to {num_kv_heads_to}"
+        )
+    if weight.dim() == 0 or weight.shape[0] % num_kv_heads_from:
+        raise ValueError(
+            f"the rows of a weight {tuple(weight.shape)} do not divide into "
+            f"{num_kv_heads_from} heads"
+        )
+    D = weight.shape[0] // num_kv_heads_from
+    members = num_kv_heads_from // num_kv_heads_to
+    heads = weight.to(torch.promote_types(weight.dtype, torch.float32)).reshape(
+        num_kv_heads_to, members, D, *weight.shape[1:]
+    )
+    pooled = heads.mean(dim=1).reshape(num_kv_heads_to * D, *weight.shape[1:])
+    return pooled.to(weight.dtype)
 
 
 def soft_cap(scores: Tensor, cap: float) -> Tensor:
@@ -154,3 +192,18 @@ def _check_mask(mask: Tensor, B: int, T: int, S: int) -> Tensor:
     if mask.shape not in ((T, S), (1, T, S), (B, T, S)):
         raise ValueError(f"mask_BTS must be {(B, T, S)} or {(T, S)}, got {tuple(mask.shape)}")
     return mask if mask.dim() == 3 else mask[None]
+
+
+def _check_latent(
+    q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, up_k: Tensor, up_v: Tensor
+) -> None:
+    axes = {"q_BHTD": q, "q_rope_BHTR": q_rope, "latent_BSC": latent, "k_rope_BSR": k_rope}
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, x in {**axes, "up_k_HDC": up_k, "up_v_HEC": up_v}.items():
+        letters = name.rpartition("_")[2]
+        if x.dim() != len(letters):
+            raise ValueError(f"{name} must have {len(letters)} axes, got shape {tuple(x.shape)}")
+        for letter, size in zip(letters, x.shape, strict=True):
+            known, first = sizes.setdefault(letter, (size, name))
+            if size != known:
+                raise ValueError(f"{name} has {letter} = {size}, but {first} has {known}")

@@ -9,6 +9,7 @@ import pytest
 from oracles import GQA, LINEAR, LLAMA3, TINY, hf_config, rows
 
 from refimpl.architecture import Architecture, RopeScaling
+from refimpl.model import Decoder
 
 MODELS = rows("models.json")
 CONFIG: dict[str, Any] = {
@@ -30,7 +31,10 @@ LLAMA3_SCALING = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+RUNNABLE = [name for name in MODELS if Architecture.named(name).runnable]
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
 def test_the_zoo_agrees_with_the_published_shapes(name: str) -> None:
     arch, row = Architecture.named(name), MODELS[name]
     assert arch.name == name
@@ -42,8 +46,9 @@ def test_the_zoo_agrees_with_the_published_shapes(name: str) -> None:
 
 
 def test_rotary_bases_of_the_zoo() -> None:
-    want = {"smollm2": 100_000.0, "llama-2": 10_000.0, "llama-3": 500_000.0}
-    for name in MODELS:
+    want = {"smollm2": 100_000.0, "llama-1": 10_000.0, "llama-2": 10_000.0, "llama-3": 500_000.0}
+    want |= {"mistral": 1_000_000.0, "deepsee": 10_000.0, "yi-6b": 5_000_000.0}
+    for name in RUNNABLE:
         assert Architecture.named(name).rope_theta == want[name[:7]]
 
 
@@ -125,14 +130,40 @@ def test_a_missing_key_is_named(key: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model_type", "qwen3"),
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", 0),
+        ("num_hidden_layers", 0),
+        ("hidden_size", 25),
+        ("head_dim", 3.0),
+        ("vocab_size", 5.5),
+        ("rms_norm_eps", 0),
+        ("tie_word_embeddings", "yes"),
+        ("tie_word_embeddings", "false"),
+        ("num_hidden_layers", True),
+        ("layer_types", ["full_attention", "sliding_attention"]),
+        ("model_type", "llama5"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_name(key: str, value: Any) -> None:
+    name = {"num_key_value_heads": "key.value.heads"}.get(key, key)
+    with pytest.raises(ValueError, match=name) as caught:
+        Architecture.from_hf_config({**CONFIG, key: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
         ("hidden_act", "gelu"),
         ("attention_bias", True),
         ("mlp_bias", True),
         ("sliding_window", 4096),
+        ("sliding_window", 12),
+        ("layer_types", ["full_attention", "sliding_attention", "full_attention"]),
         ("pretraining_tp", 2),
         ("partial_rotary_factor", 0.5),
         ("quantization_config", {"quant_method": "gptq"}),
+        ("head_dim", 3),
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
         ("rope_scaling", {"rope_type": "linear"}),
         ("rope_parameters", {"rope_type": "default", "partial_rotary_factor": 0.5}),
@@ -141,45 +172,41 @@ def test_a_missing_key_is_named(key: str) -> None:
             ("rope_scaling", {"rope_type": "llama3", **LLAMA3_SCALING, key: None})
             for key in LLAMA3_SCALING
         ],
-        ("layer_types", ["full_attention", "sliding_attention"]),
         ("rope_parameters", {"rope_type": "default", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "linear", "type": "llama3", "factor": 2.0}),
         ("rope_theta", "1e4"),
         ("rope_theta", float("nan")),
         ("rope_theta", -1.0),
-        ("rms_norm_eps", 0),
-        ("tie_word_embeddings", "false"),
-        ("num_hidden_layers", True),
-        ("num_key_value_heads", 4),
-        ("num_key_value_heads", 0),
-        ("num_hidden_layers", 0),
-        ("hidden_size", 25),
-        ("head_dim", 3),
-        ("vocab_size", 5.5),
     ],
 )
-def test_an_unsupported_value_is_refused_by_name(key: str, value: Any) -> None:
+def test_what_can_be_sized_but_not_run_is_refused_by_the_decoder(key: str, value: Any) -> None:
     name = {
         "rope_scaling": "rope|factor|original",
         "rope_parameters": "partial_rotary|attention_factor|has no 'factor'|rope type is given",
-        "num_key_value_heads": "key.value.heads|num_kv_heads",
-        "num_hidden_layers": "num_layers",
-        "rms_norm_eps": "norm_eps",
+        "layer_types": "sliding_window|layer_types",
     }.get(key, key)
+    extra = {"sliding_window": 12} if key == "layer_types" else {}
+    arch = Architecture.from_hf_config({**CONFIG, key: value, **extra})
+    assert not arch.runnable
+    assert len(arch.layers) == arch.num_layers == 3
     with pytest.raises(ValueError, match=name) as caught:
-        Architecture.from_hf_config({**CONFIG, key: value})
+        Decoder(arch)
     assert "\n" not in str(caught.value)
+    runnable = Architecture.from_hf_config(CONFIG)
+    assert runnable.runnable
+    assert runnable.detail is None
+    Decoder(runnable)
 
 
 def test_a_rotary_base_given_twice_must_agree() -> None:
     twice = {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     assert Architecture.from_hf_config({**CONFIG, **twice}).rope_theta == 5e5
     with pytest.raises(ValueError, match=r"rope_theta is given as 500000.0 and as 10000.0"):
-        Architecture.from_hf_config({**CONFIG, **twice, "rope_theta": 1e4})
+        Decoder(Architecture.from_hf_config({**CONFIG, **twice, "rope_theta": 1e4}))
     old = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     new = {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}
     with pytest.raises(ValueError, match="contradict each other"):
-        Architecture.from_hf_config({**CONFIG, **old, **new})
+        Decoder(Architecture.from_hf_config({**CONFIG, **old, **new}))
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

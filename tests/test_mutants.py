@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import rewritten_ch02
+import rewritten_ch03
 import torch
 from torch.nn import functional as F
 
@@ -330,6 +331,7 @@ REWRITTEN = [
     ("cost_per_million_tokens", "GPUs not counted", cost_per_gpu_rate),
     ("cost_per_million_tokens", "idle time made it cheaper", cost_times_busy),
     *rewritten_ch02.REWRITTEN,
+    *rewritten_ch03.REWRITTEN,
 ]
 
 
@@ -355,6 +357,9 @@ def test_every_task_has_a_mistake_written_differently():
         ("decode_positions", lambda T, S, pads: torch.full((len(pads), T), 3)),
         ("cached_attention", lambda q, k, v, k_held, v_held, theta: q),
         ("truncate", lambda k, v, held, kept: held - held),
+        ("token_bytes", lambda L, H, G, D, dtype: f"{3 * L * G * D} B"),
+        ("stored_elements", lambda config: 7),
+        ("pool_heads", lambda weight, H, G: weight[: len(weight) // H * G] / 3),
         # Two mistakes at once are neither of the two.
         ("attend", lambda q, k, v: 2 * attend_modulo(q, k, v)),
     ],
@@ -387,6 +392,13 @@ def test_an_unknown_mistake_gets_no_name(name, function):
         ("cached_attention", lambda out: out.double()),
         ("truncate", lambda lengths: lengths.tolist()),
         ("cached_generate", lambda rows: tuple(torch.tensor(row) for row in rows)),
+        ("token_bytes", lambda text: text.replace(" B", " bytes")),
+        ("batch_cache", lambda text: f"{float(text[:-2]) / 1e9:.3g} GB"),
+        ("outgrows_weights", lambda text: f"{float(text.split()[0]) / 1000:.4f} thousand tokens"),
+        ("expand_heads", lambda x: x.double().numpy()),
+        ("stored_elements", float),
+        ("pool_heads", lambda x: x.double()),
+        ("attend_absorbed", lambda x: x.tolist()),
     ],
 )
 def test_a_right_answer_is_right_in_any_container(name, convert):

@@ -87,6 +87,10 @@ def test_a_split_prompt_costs_the_same_but_for_the_rectangle() -> None:
         (lambda: forward_flops(SMOL, 1, batch=-1), "batch cannot be negative, got -1"),
         (lambda: linear_flops(SMOL, 2, logits_for=-1), "logits_for cannot be negative, got -1"),
         (lambda: linear_flops(SMOL, 2, logits_for=3), "logits_for"),
+        (lambda: forward_flops(SMOL, 1.0), r"num_new must be an integer, got 1\.0"),
+        (lambda: forward_flops(SMOL, 1, batch=True), "batch must be an integer, got True"),
+        (lambda: linear_flops(SMOL, 2, logits_for=1.5), r"logits_for must be an integer, got 1\.5"),
+        (lambda: attention_flops(SMOL, 2, "3"), "num_stored must be an integer, got '3'"),
     ],
 )
 def test_bad_counts_are_refused(call: Any, message: str) -> None:

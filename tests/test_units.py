@@ -8,8 +8,9 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles import rows
 
-from refimpl.units import format_bytes, format_si_bytes, parse_size
+from refimpl.units import format_bytes, format_count, format_si_bytes, parse_size
 
 IEC = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 SI = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -62,10 +63,57 @@ def test_the_unit_steps_up_where_the_rounded_figure_does(base: int, power: int) 
     assert function(base**power - base**power // 100).endswith(f" {units[power - 1]}")
 
 
+@pytest.mark.case("CAL-10")
+def test_gigabytes_and_gibibytes_are_not_taken_for_each_other() -> None:
+    row = rows("cases_steps.json")["CAL-10"]
+    sizes, want = row["inputs"]["sizes"], row["expected"]
+    assert [format_si_bytes(size) for size in sizes] == want["decimal"]
+    assert [format_bytes(size) for size in sizes] == want["binary"]
+    assert [parse_size("80GB"), parse_size("80GiB")] == sizes
+    assert parse_size(format_bytes(sizes[1])) == sizes[1]
+
+
 @pytest.mark.parametrize("function", [format_bytes, format_si_bytes])
 def test_a_negative_size_is_refused(function: object) -> None:
     with pytest.raises(ValueError, match="cannot be negative, got -1"):
         function(-1)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (8192, "8,192"),
+        (999_949, "999,949"),
+        (999_950, "1 million"),
+        (1_327_186, "1.327 million"),
+        (999_949_999, "999.9 million"),
+        (999_950_000, "1 billion"),
+        (70_553_706_496, "70.55 billion"),
+        (671_026_419_200, "671 billion"),
+        (15 * 10**11, "1.5 trillion"),
+        (1_243_923_594_870_784, "1,244 trillion"),
+        (10**16, "10,000 trillion"),
+    ],
+)
+def test_known_counts(number: int, text: str) -> None:
+    assert format_count(number) == text
+
+
+@given(st.integers(10**6, 10**15 - 10**12))
+def test_a_formatted_count_is_the_count_to_four_digits(number: int) -> None:
+    figure, word = format_count(number).split()
+    value = (
+        Fraction(Decimal(figure)) * {"million": 10**6, "billion": 10**9, "trillion": 10**12}[word]
+    )
+    assert abs(value - number) <= Fraction(51, 100_000) * number
+    assert 1 <= Decimal(figure) < 1000
+
+
+@pytest.mark.parametrize("number", [-1, 10**30, 10**400, float("nan")])
+def test_a_count_that_is_none_is_refused(number: int) -> None:
+    with pytest.raises(ValueError, match="a count must be from 0 to below"):
+        format_count(number)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +152,42 @@ def test_large_whole_numbers_are_exact(count: int) -> None:
     assert parse_size(f"{count} B") == count
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "1.2.3 GB", "5 XB", "1e3", "4 G B", "nan", None])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1", "1.2.3 GB", "5 XB", "1e3", "4 G B", "nan", None, "x" * 200]
+)
 def test_other_texts_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="cannot read the size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 31,
+        "9" * 5000 + " GB",
+        "1" * 400 + ".5",
+        "1" * 24 + " PiB",
+        10**30,
+        10**5000,
+        -(10**400),
+    ],
+    ids=["31", "5000", "fraction", "unit", "int", "long int", "negative"],
+)
+def test_numbers_without_an_end_are_refused_in_few_words(text: str | int) -> None:
+    with pytest.raises(ValueError, match=r"too large: it must be below 10\*\*30") as caught:
+        parse_size(text)
+    assert len(str(caught.value)) < 200
+
+
+def test_the_largest_size_is_read() -> None:
+    assert parse_size("9" * 30) == parse_size(10**30 - 1) == 10**30 - 1
+
+
+@pytest.mark.parametrize("function", [format_bytes, format_si_bytes])
+@pytest.mark.parametrize("size", [float("nan"), float("inf"), 10**30, 10**400])
+def test_a_size_that_is_none_is_not_formatted(function: object, size: float) -> None:
+    with pytest.raises(ValueError, match=r"must be below 10\*\*30"):
+        function(size)
 
 
 @pytest.mark.parametrize("text", ["1.5", "0.1 B", "0.3KiB"])

@@ -75,6 +75,10 @@ class Task:
     Where a function is asked to change its arguments, or more counts than what it returns,
     ``drive(function, *args)`` calls it on copies and returns what is compared. ``equal_nan`` is for
     results in which NaN means something, such as a slot not written.
+
+    A task with numbers is one whose answer is text with a unit. ``draw(seed)`` gives arguments,
+    ``ask(*arguments)`` puts them as a question, ``unit`` is what ``drive`` reads the answer in;
+    :mod:`labkit.answers` asks and checks it.
     """
 
     name: str
@@ -93,6 +97,9 @@ class Task:
     rtol: float = 1e-4
     equal_nan: bool = False
     drive: Callable[..., Any] | None = None
+    draw: Callable[[int], tuple[Any, ...]] | None = None
+    ask: Callable[..., str] | None = None
+    unit: str = ""
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """What is compared when ``function`` is given ``args``."""

@@ -15,9 +15,16 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import refimpl
-from refimpl.cli import doctor, fetch, generate
+from refimpl.cli import doctor, fetch, generate, plan, roofline, size
 
-COMMANDS = {"generate": generate, "fetch": fetch, "doctor": doctor}
+COMMANDS = {
+    "size": size,
+    "roofline": roofline,
+    "plan": plan,
+    "generate": generate,
+    "fetch": fetch,
+    "doctor": doctor,
+}
 PROGRAM = "python -m refimpl"
 
 
@@ -82,7 +89,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     if extra:
         word = extra[0].partition("=")[0]
         known = (chosen[options.command] if hasattr(options, "command") else parser).options
-        hint = near(word, known) if word.startswith("-") else "; quote a prompt of several words"
+        hint = "; quote a prompt of several words" if options.command == "generate" else ""
+        hint = near(word, known) if word.startswith("-") else hint
         raise ValueError(f"unexpected argument {word!r}{hint}")
     if not hasattr(options, "run"):
         raise ValueError(f"name a command: {', '.join(COMMANDS)}; --help says more")

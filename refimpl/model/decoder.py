@@ -112,6 +112,8 @@ class Decoder(nn.Module):
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__()
+        if arch.detail is not None:
+            raise ValueError(f"{arch.name} cannot be run here: {arch.detail.unsupported}")
         self.arch = arch
         self.embed = nn.Embedding(arch.vocab_size, arch.model_width)
         self.layers = nn.ModuleList(Layer(arch) for _ in range(arch.num_layers))

@@ -34,6 +34,8 @@ def decoder_tensors(folder: Path) -> tuple[Architecture, dict[str, Tensor]]:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder.name}/config.json is damaged: {error}") from error
     arch = Architecture.from_hf_config({"_name_or_path": folder.name, **config})
+    if arch.detail is not None:
+        raise ValueError(f"{folder.name}/ cannot be run here: {arch.detail.unsupported}")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt")]

@@ -433,6 +433,17 @@ def test_a_count_is_a_positive_whole_number(value: Any) -> None:
             read("qwen3", {**WIDE, key: value})
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_a_wrong_value_anywhere_is_one_line(name: str) -> None:
+    config = small(name).to_dict()
+    for key in config:
+        for value in (-1, 10**30, 1.5, "x", True, [], [[1]], {"a": 1}, float("nan")):
+            try:
+                Architecture.from_hf_config({**config, key: value})
+            except ValueError as error:
+                assert "\n" not in str(error)
+
+
 def test_a_config_is_a_mapping() -> None:
     with pytest.raises(ValueError, match="a config must be a mapping, got list"):
         Architecture.from_hf_config([("model_type", "llama")])  # type: ignore[arg-type]

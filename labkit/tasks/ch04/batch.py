@@ -73,8 +73,8 @@ DOUBLING_GAIN = Task(
     points=2,
     level=2,
     spec=(
-        "By how many times the tokens per second can grow when the batch doubles from batch_size, "
-        "as far as the bytes read allow, as text such as '1.93 times'; each request holds "
+        "By how many times the roofline's bound on tokens per second grows when the batch doubles "
+        "from batch_size, memory being the limit, as text such as '1.93 times'; each request holds "
         "num_tokens."
     ),
     signature=(
@@ -145,8 +145,8 @@ DOUBLING_GAIN = Task(
     draw=_draw_gain,
     ask=lambda weights, per_token, tokens, batch: (
         f"Weights of {weights / 1e9:.1f} GB, {per_token:,} B of cache a token, requests of "
-        f"{tokens:,} tokens.\nThe batch grows from {batch} to {2 * batch}. By how many times can "
-        "the tokens per second grow?"
+        f"{tokens:,} tokens.\nThe batch grows from {batch} to {2 * batch}. By how many times does "
+        "the bound on tokens per second grow?"
     ),
     unit="times",
 )

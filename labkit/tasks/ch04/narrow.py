@@ -1,4 +1,4 @@
-"""Exercise of chapter 04: how much faster a step gets with an 8-bit cache."""
+"""Exercise of chapter 04: how far the bound of a step falls with an 8-bit cache."""
 
 import random
 from fractions import Fraction
@@ -66,8 +66,8 @@ FP8_GAIN = Task(
     points=2,
     level=2,
     spec=(
-        "How many times as fast a memory-bound decode step can get when its BF16 cache is stored "
-        "in FP8, as text such as '1.13 times'; the weights it reads stay in BF16."
+        "By how many times the bound on a memory-bound decode step falls when its BF16 cache is "
+        "stored in FP8, as text such as '1.13 times'; the weights it reads stay in BF16."
     ),
     signature="fp8_gain(weight_gigabytes: float, cache_gigabytes: float) -> str",
     properties=(
@@ -84,7 +84,7 @@ FP8_GAIN = Task(
     ),
     hints=(
         "Write down the bytes before and after. Which of the two terms changes?",
-        "Before W + C, after W + C/2; the speed-up is before over after.",
+        "Before W + C, after W + C/2; the bound falls with the bytes: before over after.",
         "(W + C) / (W + C/2).",
     ),
     mutants=(
@@ -100,7 +100,7 @@ FP8_GAIN = Task(
         ),
         Mutant(
             "half the share added",
-            "saving a share x of the time is a speed-up of 1 / (1 − x), not of 1 + x",
+            "saving a share x of the bytes is a factor of 1 / (1 − x), not of 1 + x",
             _fp8_half_the_share,
         ),
         Mutant(
@@ -110,7 +110,7 @@ FP8_GAIN = Task(
         ),
         Mutant(
             "time, not speed",
-            "this is the new time over the old one; the speed-up is its inverse",
+            "this is the new bound over the old one; the factor asked for is its inverse",
             _fp8_inverse,
         ),
     ),
@@ -121,7 +121,7 @@ FP8_GAIN = Task(
     draw=_draw_fp8,
     ask=lambda weights, cache: (
         f"A decode step reads {weights:g} GB of weights and {cache:g} GB of cache, both in BF16.\n"
-        "The cache is stored in FP8 instead. How many times as fast can the step get?"
+        "The cache is stored in FP8 instead. By how many times does the bound on the step fall?"
     ),
     unit="times",
 )

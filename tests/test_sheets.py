@@ -211,6 +211,9 @@ CHANGES = [
     (2, sizing, "kv_bytes_per_token", scaled(2), {"327,680"}),
     (2, sizing, "count_parameters", scaled(2), {"141.11 GB", "184.06 GB", "171.42 GiB"}),
     (2, roofline, "linear_flops", scaled(2), {"144.4"}),
+    (3, sizing, "kv_bytes_per_token", scaled(2), {"327,680", "16,384", "1,152"}),
+    (3, sizing, "kv_bytes", scaled(2), {"40 GiB", "0.267"}),
+    (3, sizing, "weight_bytes", scaled(2), {"25,705", "0.267"}),
 ]
 
 

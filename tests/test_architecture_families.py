@@ -20,6 +20,7 @@ from small_models import (
     WIDE,
     build,
     counted,
+    counted_by_layer,
     hf_config,
     small,
 )
@@ -46,10 +47,13 @@ def first(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def agrees_with_transformers(config: Any) -> None:
-    """Total, active, embedding and indexer weights are those of the tensors of the class."""
+    """Weights of each layer and of all, active and embedding: those of the class's tensors."""
     keys = config.to_dict()
-    want = counted(build(config), first(keys, PER_TOKEN), first(keys, EXPERTS))
+    model = build(config)
+    want = counted(model, first(keys, PER_TOKEN), first(keys, EXPERTS))
     arch = Architecture.from_hf_config(keys)
+    got = [layer.parameters + layer.index_parameters for layer in arch.layers]
+    assert got == counted_by_layer(model)
     plain, whole = count_parameters(arch), count_parameters(arch, indexer=True)
     assert whole.total == want["total"]
     assert whole.active == want["active"]

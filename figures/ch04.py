@@ -420,8 +420,8 @@ FP8 = Record(
     name="04_fp8_cache",
     data=fp8_data,
     takeaway=lambda d: (
-        "An 8-bit cache speeds a step up by the cache's share of its bytes: "
-        f"{_at(d, 32, 4096):.2f} at batch 32 and 4k, never quite 2"
+        "An 8-bit cache cuts the bytes of a step by the cache's share: "
+        f"{_at(d, 32, 4096):.2f} times at batch 32 and 4k, never quite 2"
     ),
     describe=lambda d: (
         f"""

@@ -149,7 +149,8 @@ def quantity(
     except ValueError as error:
         raise CheckFailed(str(error), task=task, property="unit") from error
     if _close(mine, float(expected), tolerance):
-        print(f"right: {given} is {_shown(float(expected), unit)}")
+        exactly = _shown(float(expected), unit)
+        print(f"right: {given}" + ("" if exactly == given.strip() else f" is {exactly}"))
         return
     slips = [*(known or {}).items(), *(_SIZE_SLIPS.items() if UNITS[unit][0] == "B" else ())]
     slip = next((s for f, s in slips if _close(mine, float(expected) * float(f), tolerance)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -290,6 +291,17 @@ def build(config: Any, device: str = "meta") -> Any:
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config).eval()
+
+
+def counted_by_layer(model: Any) -> list[int]:
+    """Numbers of weights of each layer, first to last."""
+    found: dict[int, int] = {}
+    for name, parameter in model.named_parameters():
+        match = re.search(r"\.(?:layers|h)\.(\d+)\.", name)
+        if match:
+            index = int(match[1])
+            found[index] = found.get(index, 0) + parameter.numel()
+    return [found[index] for index in range(len(found))]
 
 
 def counted(model: Any, per_token: int = 0, num_experts: int = 0) -> dict[str, int]:

@@ -20,6 +20,7 @@ from small_models import (
     WIDE,
     build,
     counted,
+    counted_by_layer,
     hf_config,
     small,
 )
@@ -46,10 +47,13 @@ def first(config: dict[str, Any], keys: tuple[str, ...]) -> int:
 
 
 def agrees_with_transformers(config: Any) -> None:
-    """Total, active, embedding and indexer weights are those of the tensors of the class."""
+    """Weights of each layer and of all, active and embedding: those of the class's tensors."""
     keys = config.to_dict()
-    want = counted(build(config), first(keys, PER_TOKEN), first(keys, EXPERTS))
+    model = build(config)
+    want = counted(model, first(keys, PER_TOKEN), first(keys, EXPERTS))
     arch = Architecture.from_hf_config(keys)
+    got = [layer.parameters + layer.index_parameters for layer in arch.layers]
+    assert got == counted_by_layer(model)
     plain, whole = count_parameters(arch), count_parameters(arch, indexer=True)
     assert whole.total == want["total"]
     assert whole.active == want["active"]
@@ -431,6 +435,17 @@ def test_a_count_is_a_positive_whole_number(value: Any) -> None:
     for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
         with pytest.raises(ValueError, match=f"{key} must be a positive integer, got"):
             read("qwen3", {**WIDE, key: value})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_wrong_value_anywhere_is_one_line(name: str) -> None:
+    config = small(name).to_dict()
+    for key in config:
+        for value in (-1, 10**30, 1.5, "x", True, [], [[1]], {"a": 1}, float("nan")):
+            try:
+                Architecture.from_hf_config({**config, key: value})
+            except ValueError as error:
+                assert "\n" not in str(error)
 
 
 def test_a_config_is_a_mapping() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rewritten_ch02
 import rewritten_ch03
+import rewritten_ch04
 import torch
 from torch.nn import functional as F
 
@@ -332,6 +333,7 @@ REWRITTEN = [
     ("cost_per_million_tokens", "idle time made it cheaper", cost_times_busy),
     *rewritten_ch02.REWRITTEN,
     *rewritten_ch03.REWRITTEN,
+    *rewritten_ch04.REWRITTEN,
 ]
 
 
@@ -360,6 +362,9 @@ def test_every_task_has_a_mistake_written_differently():
         ("token_bytes", lambda L, H, G, D, dtype: f"{3 * L * G * D} B"),
         ("stored_elements", lambda config: 7),
         ("pool_heads", lambda weight, H, G: weight[: len(weight) // H * G] / 3),
+        ("step_read", lambda P, L, H, G, D, S, B, dtype: f"{3 * P} B"),
+        ("ridge_batch", lambda teraflops, terabytes, bits: 77),
+        ("experts_read", lambda E, k, B: E / (k + B)),
         # Two mistakes at once are neither of the two.
         ("attend", lambda q, k, v: 2 * attend_modulo(q, k, v)),
     ],
@@ -399,6 +404,14 @@ def test_an_unknown_mistake_gets_no_name(name, function):
         ("stored_elements", float),
         ("pool_heads", lambda x: x.double()),
         ("attend_absorbed", lambda x: x.tolist()),
+        ("step_read", lambda text: f"{float(text[:-2]) / 1e9:.4g} GB"),
+        ("step_time", lambda text: f"{float(text[:-3]) / 1000} s"),
+        ("ridge_batch", float),
+        ("pool_tokens", lambda text: f"{float(text.split()[0]) / 1e6:.6f} million tokens"),
+        ("doubling_gain", lambda text: text.replace("times", "x")),
+        ("fp8_gain", lambda text: f"{100 * float(text.split()[0])} %"),
+        ("experts_read", np.float64),
+        ("largest_batch", torch.tensor),
     ],
 )
 def test_a_right_answer_is_right_in_any_container(name, convert):

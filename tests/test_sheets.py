@@ -18,7 +18,7 @@ import pytest
 from labkit import questions, sheets
 from labkit.sheets import assemble, markup, typeset, values
 from labkit.sheets.errors import SheetError
-from refimpl import cache, decode, roofline, sizing
+from refimpl import cache, capacity, decode, roofline, sizing
 from refimpl.architecture import Architecture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -201,6 +201,17 @@ def one_pass_more(function: Any) -> Any:
     return wrong
 
 
+def larger_pool(function: Any) -> Any:
+    """A plan whose cache gets twice the memory."""
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        plan = function(*args, **kwargs)
+        fit = dataclasses.replace(plan.fit, pool_bytes=2 * plan.fit.pool_bytes)
+        return dataclasses.replace(plan, fit=dataclasses.replace(fit, users=2 * fit.users))
+
+    return wrong
+
+
 CHANGES = [
     (1, decode, "generate_naive", one_pass_more, {"624,750", "417", "88.2", "89.1"}),
     (1, decode, "generate", one_pass_more, {"1,499"}),
@@ -211,6 +222,17 @@ CHANGES = [
     (2, sizing, "kv_bytes_per_token", scaled(2), {"327,680"}),
     (2, sizing, "count_parameters", scaled(2), {"141.11 GB", "184.06 GB", "171.42 GiB"}),
     (2, roofline, "linear_flops", scaled(2), {"144.4"}),
+    (3, sizing, "kv_bytes_per_token", scaled(2), {"327,680", "16,384", "1,152"}),
+    (3, sizing, "kv_bytes", scaled(2), {"40 GiB", "0.267"}),
+    (3, sizing, "weight_bytes", scaled(2), {"25,705", "0.267"}),
+    (4, sizing, "kv_bytes_per_token", scaled(2), {"327,680"}),
+    (4, sizing, "kv_bytes", scaled(2), {"42.95 GB", "1.93", "1.17", "1.13", "1.61"}),
+    (4, sizing, "weight_bytes", scaled(2), {"141.11 GB", "1.17", "1.61"}),
+    (4, roofline, "ridge", scaled(2), {"295"}),
+    (4, roofline, "crossover_batch", scaled(2), {"105.1"}),
+    (4, roofline, "intensity_ceiling", scaled(2), {"113"}),
+    (4, roofline, "compute_bound_context", scaled(2), {"1,499"}),
+    (4, capacity, "plan", larger_pool, {"1.327", "1.52", "10.1", "324"}),
 ]
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from labkit.sheets.errors import SheetError
-from refimpl import cache, decode, roofline, sizing, units
+from refimpl import cache, capacity, decode, roofline, sizing, units
 from refimpl.architecture import Architecture
 from refimpl.cache import ConcatenatingCache, ContiguousCache, KVCache
+from refimpl.hardware import Accelerator
 
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:[,_]\d{3})*(?:\.\d+)?")
 """A number, not a digit inside a name such as Llama-3-70B or bf16."""
@@ -97,8 +98,10 @@ def stored_bytes(arch: Architecture, num_tokens: int, dtype: str) -> int:
 
 
 NAMES: dict[str, Any] = {
+    "accelerator": Accelerator.named,
     "architecture": Architecture.named,
     "cache": cache,
+    "capacity": capacity,
     "roofline": roofline,
     "run_loop": run_loop,
     "rows_written": rows_written,

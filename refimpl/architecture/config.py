@@ -7,6 +7,8 @@ from refimpl.architecture.checks import count, flag
 
 # transformers' own older names, read as the names that its classes write today.
 _OLDER_NAMES = {"attention": "full_attention", "mamba": "linear_attention"}
+# Layers are listed one by one; the deepest model here has 126.
+_MOST_LAYERS = 10_000
 
 
 class Config:
@@ -27,7 +29,12 @@ class Config:
     @property
     def num_layers(self) -> int:
         """Number of layers."""
-        return self.count("num_hidden_layers", "n_layer")
+        number = self.count("num_hidden_layers", "n_layer")
+        if number > _MOST_LAYERS:
+            raise ValueError(
+                f"num_hidden_layers is {number}: more than {_MOST_LAYERS:,} are an error"
+            )
+        return number
 
     @property
     def width(self) -> int:
@@ -80,17 +87,36 @@ class Config:
         if self.data.get(key) not in (None, False):
             raise ValueError(f"{key} = {self.data[key]!r} in a {self.model_type} config: {why}")
 
-    def names(self, key: str, length: int) -> list[str] | None:
-        """A list with a name for each layer, older names replaced, or ``None``."""
+    def names(self, key: str, length: int | None) -> list[str] | None:
+        """A name for each layer (of any number, if ``None``), older names replaced; or ``None``."""
         value = self.value(key)
         if value is None:
             return None
         listed = isinstance(value, Sequence) and not isinstance(value, str)
         if not listed or not all(isinstance(name, str) for name in value):
             raise ValueError(f"{key} must be a list of names, got {value!r}")
-        if len(value) != length:
+        if length is not None and len(value) != length:
             raise ValueError(f"{key} lists {len(value)} layers, the config says {length}")
         return [_OLDER_NAMES.get(name, name) for name in value]
+
+    def nested(self, key: str) -> "Config | None":
+        """The configuration inside a configuration, or ``None``."""
+        value = self.value(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} must be a mapping, got {value!r}")
+        return Config(value, self.model_type)
+
+    def switches(self, key: str, length: int) -> list[bool] | None:
+        """A list of 0 and 1 for each layer, or ``None``."""
+        value = self.value(key)
+        if value is None:
+            return None
+        listed = isinstance(value, Sequence) and not isinstance(value, str)
+        if not listed or len(value) != length or not all(x in (0, 1) for x in value):
+            raise ValueError(f"{key} needs 0 or 1 for each of {length} layers, got {value!r}")
+        return [bool(x) for x in value]
 
     def layer_set(self, key: str, length: int) -> set[int] | None:
         """A list of layer numbers, from 0 on, or ``None``."""

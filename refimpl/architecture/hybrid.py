@@ -76,23 +76,21 @@ _NEMOTRON_KINDS = {
 
 
 def _nemotron_names(config: Config) -> list[str]:
-    names = config.value("layers_block_type", "layer_types")
-    pattern = config.value("hybrid_override_pattern")
     length = config.optional("num_hidden_layers")
-    if names is None:
-        pattern = config.required("hybrid_override_pattern", "layers_block_type")
-        if not isinstance(pattern, str) or set(pattern) - _NEMOTRON_LETTERS.keys():
-            raise ValueError(
-                f"hybrid_override_pattern may hold {', '.join(_NEMOTRON_LETTERS)}, got {pattern!r}"
-            )
-        names = [_NEMOTRON_LETTERS[letter] for letter in pattern]
-        if length is not None and len(names) != length:
-            raise ValueError(
-                f"hybrid_override_pattern lists {len(names)} layers, the config says {length}"
-            )
-        return names
-    key = "layers_block_type" if config.has("layers_block_type") else "layer_types"
-    return config.names(key, len(names) if length is None else length) or []
+    for key in ("layers_block_type", "layer_types"):
+        names = config.names(key, length)
+        if names is not None:
+            return names
+    pattern = config.required("hybrid_override_pattern", "layers_block_type")
+    if not isinstance(pattern, str) or set(pattern) - _NEMOTRON_LETTERS.keys():
+        raise ValueError(
+            f"hybrid_override_pattern may hold {', '.join(_NEMOTRON_LETTERS)}, got {pattern!r}"
+        )
+    if length is not None and len(pattern) != length:
+        raise ValueError(
+            f"hybrid_override_pattern lists {len(pattern)} layers, the config says {length}"
+        )
+    return [_NEMOTRON_LETTERS[letter] for letter in pattern]
 
 
 def _nemotron_kinds(config: Config) -> list[Kind]:
@@ -141,12 +139,10 @@ def _minimax_kinds(config: Config) -> list[Kind]:
             raise ValueError(f"{key} = {config.value(key)!r} cannot be read: it is not counted")
     names = config.names("layer_types", config.num_layers)
     if names is None:
-        flags = config.required("attn_type_list", "layer_types")
-        if len(flags) != config.num_layers or set(flags) - {0, 1}:
-            raise ValueError(
-                f"attn_type_list needs 0 or 1 for each of {config.num_layers} layers, got {flags!r}"
-            )
-        names = ["full_attention" if flag else "linear_attention" for flag in flags]
+        full = config.switches("attn_type_list", config.num_layers)
+        if full is None:
+            raise ValueError("the config has no 'attn_type_list' and no 'layer_types'")
+        names = ["full_attention" if flag else "linear_attention" for flag in full]
     return listed(config, names, {"full_attention": "full", "linear_attention": "linear"})
 
 
@@ -156,7 +152,9 @@ def _kimi_linear_kinds(config: Config) -> list[Kind]:
     length = config.num_layers
     names = config.names("layer_types", length)
     if names is None:
-        inside = Config(config.required("linear_attn_config", "layer_types"), config.model_type)
+        inside = config.nested("linear_attn_config")
+        if inside is None:
+            raise ValueError("the config has no 'linear_attn_config' and no 'layer_types'")
         # Layers are numbered from 1 in this list, so one more than there are is allowed.
         full, linear_ = (
             inside.layer_set(key, length + 1) for key in ("full_attn_layers", "kda_layers")

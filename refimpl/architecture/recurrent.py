@@ -64,8 +64,8 @@ def lightning(config: Config, kind: Kind) -> Part:
 
 def kimi_delta(config: Config, kind: Kind) -> Part:
     """Kimi Delta Attention: a decay for each channel of each head. arXiv:2510.26692."""
-    nested = config.value("linear_attn_config") or {}
-    inside = Config(nested, config.model_type) if nested else config
+    nested = config.nested("linear_attn_config")
+    inside = nested or config
     inside.never("use_full_rank_gate", "its weights are not counted")
     heads = inside.count("num_heads", "linear_num_heads")
     dim = inside.count("head_dim") if nested else inside.count("linear_head_dim")

@@ -108,14 +108,8 @@ def _kind(config: Config, name: str) -> Kind:
 
 
 def _rotary_layers(config: Config, num_layers: int) -> list[bool]:
-    listed = config.value("no_rope_layers")  # 1 for a layer *with* rotary positions
-    if listed:
-        if not isinstance(listed, list | tuple) or set(listed) - {0, 1}:
-            raise ValueError(f"no_rope_layers must be a list of 0 and 1, got {listed!r}")
-        if len(listed) != num_layers:
-            raise ValueError(
-                f"no_rope_layers lists {len(listed)} layers, the config says {num_layers}"
-            )
-        return [bool(rotary) for rotary in listed]
+    # Despite its name, 1 stands for a layer with rotary positions; empty is as good as missing.
+    if config.value("no_rope_layers") not in (None, []):
+        return config.switches("no_rope_layers", num_layers) or []
     period = config.optional("no_rope_layer_interval") or 4
     return [bool((index + 1) % period) for index in range(num_layers)]

@@ -583,8 +583,8 @@ WORK = Record(
         f"""
         Work of one decoding step of SmolLM2-135M against the number N of tokens known, from 1 to
         {d["steps"][-1]:,}, counted in GFLOP. Without a cache two areas are stacked: projections,
-        MLP and head grow with N to {d["naive_linear"][-1] / 1e9:.0f}, attention with N² to
-        {d["naive_attention"][-1] / 1e9:.0f} more. With a cache the curve lies on the axis:
+        MLP and head grow with N to {d["naive_linear"][-1] / 1e9:.1f}, attention with N² to
+        {d["naive_attention"][-1] / 1e9:.1f} more. With a cache the curve lies on the axis:
         {_at_end(d, "cached"):.2f} GFLOP at the last step, {d["cached_linear"][-1] / 1e9:.2f} of it
         independent of N.
         """

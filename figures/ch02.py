@@ -189,7 +189,7 @@ ROW = Record(
     describe=lambda d: (
         f"""
         Two causal matrices of {d["tokens"]} queries by {d["tokens"]} keys. In prefill the whole
-        lower triangle is computed in one pass: {len(d["prefill"]["scores"])} scores per head for
+        lower triangle is needed, in one pass: {len(d["prefill"]["scores"])} scores per head for
         {d["tokens"]} tokens. In decode only the last row is, {len(d["decode"]["scores"])} scores
         for one token. Work per token is alike, {d["prefill"]["flops_per_token"] / 1e9:.2f} GFLOP
         for SmolLM2-135M; weights read per token are

@@ -5,6 +5,8 @@ Every tagged cell gets an anchor and a line that names the question it answers.
 A code cell tagged ``answers:why-kv`` becomes ``#answers-why-kv`` on its page (``trap:…`` likewise),
 so that the question index and the interviewer's sheets can point at the very cell.
 
+The figure of the cache filling is followed by a link to the page that steps through it.
+
 Links to files of the repository that are no pages, such as ``../exercises/01_naive_decoding.ipynb``
 or ``../refimpl/rope.py``, become downloads.
 """
@@ -15,10 +17,15 @@ import posixpath
 import re
 
 from docutils import nodes
+from pages import STEPPER_CHAPTER
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 from labkit import questions
 
+logger = logging.getLogger(__name__)
+_STEPPER = "site/stepper"
+_FILLING = "02_cache_filling"
 _FILE_LINK = re.compile(r"\]\((\.\./(?!chapters/|solutions/|site/|figures/)[^)\s#]+)")
 
 
@@ -53,8 +60,25 @@ def mark(app: Sphinx, doctree: nodes.document) -> None:
         cell.insert(0, label)
 
 
+def invite(app: Sphinx, doctree: nodes.document) -> None:
+    """Put the link to ``site/stepper`` under the chapter's figure of the cache filling."""
+    docname = app.env.docname
+    if docname != f"chapters/{STEPPER_CHAPTER}" or _STEPPER not in app.env.found_docs:
+        return
+    figures = [image for image in doctree.findall(nodes.image) if _FILLING in image["uri"]]
+    if not figures:
+        logger.warning("no figure %s to link the stepper from", _FILLING, location=docname)
+        return
+    place = figures[0].parent
+    address = posixpath.relpath(f"{_STEPPER}.html", posixpath.dirname(docname))
+    text = "Step through a cache token by token"
+    link = nodes.reference("", text, refuri=address, internal=True)
+    place.parent.insert(place.parent.index(place) + 1, nodes.paragraph("", "", link))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("book_sources", "", "env")
     app.connect("source-read", link_files)
     app.connect("doctree-read", mark)
+    app.connect("doctree-read", invite)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -19,6 +19,11 @@ from markdown_it import MarkdownIt
 from labkit import questions
 from labkit.questions import Row
 
+STEPPER_CHAPTER = "02_kv_cache"
+STEPPER_NOTE = (
+    "To see the first technique at work, [step through the cache](site/stepper.md): the passes of\n"
+    "a real model one by one, with a cache and without, their bytes and token-passes counted."
+)
 WORDS_PER_MINUTE = 180
 SECONDS_PER_CELL = 40
 _PLACEHOLDER = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -235,11 +240,22 @@ def state(parts: Sequence[Part]) -> str:
     )
 
 
-def contents(parts: Sequence[Part], *, solutions: Sequence[str], sheets: Sequence[str]) -> str:
-    """Tables of contents of what exists, by part."""
+def contents(
+    parts: Sequence[Part],
+    *,
+    solutions: Sequence[str],
+    sheets: Sequence[str],
+    beside: Mapping[str, Sequence[str]] = {},
+) -> str:
+    """Tables of contents of what exists, by part; ``beside`` has pages that follow a chapter."""
     blocks = []
     for part in parts:
-        written = [f"chapters/{chapter.name}" for chapter in part.chapters if chapter.path]
+        written = [
+            entry
+            for chapter in part.chapters
+            if chapter.path
+            for entry in (f"chapters/{chapter.name}", *beside.get(chapter.name, ()))
+        ]
         if written:
             blocks.append(_toctree(f"{part.number} · {part.title}", written))
     if solutions:

@@ -37,7 +37,7 @@ from labkit.sheets import site_files  # noqa: E402
 
 TIME_LIMIT_S = 600
 _LINK = re.compile(r"\]\((\.\./[^)\s#]+)")
-_TEMPLATES = ("home.md", "questions.md", "instructors.md")
+_TEMPLATES = ("home.md", "questions.md", "instructors.md", "stepper.md")
 
 
 class RenderError(Exception):
@@ -74,12 +74,20 @@ def assemble(notebooks: Path, *, sheets: bool = True) -> dict[str, bytes]:
     def page(name: str, **values: str) -> bytes:
         return pages.fill((HERE / name).read_text("utf-8"), **values).encode()
 
+    beside: dict[str, list[str]] = {}
+    if pages.STEPPER_CHAPTER in chapters:
+        import stepper_page  # imports torch and runs the model: only where the page is wanted
+
+        files["site/stepper.md"] = page("stepper.md", **stepper_page.values(stepper_page.run()))
+        beside[pages.STEPPER_CHAPTER] = ["site/stepper"]
     files["index.md"] = page(
         "home.md",
         questions=pages.question_list(rows),
         map=pages.book_map(parts),
+        stepper=pages.STEPPER_NOTE if beside else "",
         toctrees=pages.contents(
             parts,
+            beside=beside,
             solutions=[path.stem for path in solutions],
             sheets=[name[:-3] for name in printed if name.endswith(".md")],
         ),

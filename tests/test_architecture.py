@@ -138,6 +138,9 @@ def test_a_missing_key_is_named(key: str) -> None:
         ("vocab_size", 5.5),
         ("rms_norm_eps", 0),
         ("tie_word_embeddings", "yes"),
+        ("tie_word_embeddings", "false"),
+        ("num_hidden_layers", True),
+        ("layer_types", ["full_attention", "sliding_attention"]),
         ("model_type", "llama5"),
     ],
 )
@@ -169,12 +172,17 @@ def test_a_value_that_cannot_be_is_refused_by_name(key: str, value: Any) -> None
             ("rope_scaling", {"rope_type": "llama3", **LLAMA3_SCALING, key: None})
             for key in LLAMA3_SCALING
         ],
+        ("rope_parameters", {"rope_type": "default", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "linear", "type": "llama3", "factor": 2.0}),
+        ("rope_theta", "1e4"),
+        ("rope_theta", float("nan")),
+        ("rope_theta", -1.0),
     ],
 )
 def test_what_can_be_sized_but_not_run_is_refused_by_the_decoder(key: str, value: Any) -> None:
     name = {
         "rope_scaling": "rope|factor|original",
-        "rope_parameters": "partial_rotary|attention_factor",
+        "rope_parameters": "partial_rotary|attention_factor|has no 'factor'|rope type is given",
         "layer_types": "sliding_window|layer_types",
     }.get(key, key)
     extra = {"sliding_window": 12} if key == "layer_types" else {}
@@ -188,6 +196,17 @@ def test_what_can_be_sized_but_not_run_is_refused_by_the_decoder(key: str, value
     assert runnable.runnable
     assert runnable.detail is None
     Decoder(runnable)
+
+
+def test_a_rotary_base_given_twice_must_agree() -> None:
+    twice = {"rope_theta": 5e5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert Architecture.from_hf_config({**CONFIG, **twice}).rope_theta == 5e5
+    with pytest.raises(ValueError, match=r"rope_theta is given as 500000.0 and as 10000.0"):
+        Decoder(Architecture.from_hf_config({**CONFIG, **twice, "rope_theta": 1e4}))
+    old = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    new = {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}
+    with pytest.raises(ValueError, match="contradict each other"):
+        Decoder(Architecture.from_hf_config({**CONFIG, **old, **new}))
 
 
 def test_shapes_that_cannot_be_are_refused() -> None:

@@ -307,6 +307,23 @@ def test_poison_that_a_query_may_read_does_show() -> None:
     assert attend(q, k, v).isnan().all()
 
 
+@pytest.mark.parametrize("empty", ["B", "T", "H"])
+def test_an_empty_axis_gives_an_empty_result_of_the_right_shape(empty: str) -> None:
+    size = {"B": 2, "H": 4, "T": 3} | {empty: 0}
+    q = normal(0, size["B"], size["H"], size["T"], 5)
+    k, v = normal(1, size["B"], 2, 6, 5), normal(2, size["B"], 2, 6, 7)
+    out, lse = attend(q, k, v, return_lse=True)
+    assert out.shape == (size["B"], size["H"], size["T"], 7)
+    assert lse.shape == out.shape[:3]
+
+
+def test_no_keys_at_all_give_zeros() -> None:
+    q, k, v = normal(0, 2, 4, 3, 5), normal(1, 2, 2, 0, 5), normal(2, 2, 2, 0, 7)
+    out, lse = attend(q, k, v, return_lse=True)
+    assert torch.equal(out, torch.zeros(2, 4, 3, 7, dtype=out.dtype))
+    assert (lse == -math.inf).all()
+
+
 def test_scale_defaults_to_the_root_of_the_head_dim() -> None:
     q, k, v = inputs(B=1, G=1, group=2, T=3, S=4, D=5, E=6, seed=1)
     torch.testing.assert_close(attend(q, k, v), attend(q, k, v, scale=1 / math.sqrt(5)), **EXACT)
@@ -329,6 +346,12 @@ def test_attend_leaves_its_inputs_alone() -> None:
             {"q": torch.zeros(2, 4, 3, 5, dtype=torch.int64)},
             "q_BHTD must be of 16, 32 or 64-bit floating point",
         ),
+        (
+            {name: normal(0, 2, 2, 6, 5).to(torch.float8_e4m3fn) for name in "qkv"},
+            "q_BHTD must be of 16, 32 or 64-bit floating point, got torch.float8_e4m3fn",
+        ),
+        ({name: normal(0, 2, 2, 6, 0) for name in "qk"}, r"have head dim 0: shape \(2, 2, 6, 0\)"),
+        ({"window": 1.5}, "got 1.5"),
         ({"q": normal(0, 2, 4, 3, 5).float()}, "share a dtype, got torch.float32"),
         ({"v": normal(0, 2, 2, 5, 7)}, "agree in batch, heads and length"),
         ({"q": normal(0, 3, 4, 3, 5)}, "batch 3, keys of batch 2"),

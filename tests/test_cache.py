@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -250,6 +251,8 @@ k_ok, v_ok = new_tokens(GQA, 2, 3, 50)
 MISUSES: dict[str, tuple[Any, str]] = {
     "layer too high": (lambda c: c.append(2, k_ok, v_ok), "layer 2 is outside 0 to 1"),
     "layer negative": (lambda c: c.append(-1, k_ok, v_ok), "layer -1"),
+    "read beyond the last layer": (lambda c: c.read(2), "layer 2 is outside 0 to 1"),
+    "read a negative layer": (lambda c: c.read(-1), "layer -1"),
     "wrong batch": (lambda c: c.append(0, k_ok[:1], v_ok[:1]), r"k_BGTD must be \(2, 3, T, 10\)"),
     "wrong heads": (lambda c: c.append(0, k_ok[:, :2], v_ok[:, :2]), "k_BGTD must be"),
     "wrong head dim": (lambda c: c.append(0, k_ok[..., :8], v_ok[..., :8]), r"got \(2, 3, 3, 8\)"),
@@ -276,6 +279,7 @@ MISUSES: dict[str, tuple[Any, str]] = {
     "reorder beyond": (lambda c: c.reorder([0, 2]), r"rows_B\[1\] is 2, outside 0 to 1"),
     "reorder negative": (lambda c: c.reorder([-1]), r"rows_B\[0\] is -1"),
     "reorder empty": (lambda c: c.reorder([]), "at least one row"),
+    "truncate one number": (lambda c: c.truncate(2), "a list or a 1-D tensor of integers, got 2"),
     "reorder float": (lambda c: c.reorder([0.5]), "integers, got 0.5"),
 }
 
@@ -293,6 +297,17 @@ def test_a_refused_operation_changes_nothing(make: Any, name: str) -> None:
     assert snapshot(cache, GQA) == before
     append_all(cache, GQA, 2, 9)  # and it goes on working
     assert cache.num_tokens.tolist() == [6, 6]
+
+
+@either
+def test_integers_of_numpy_are_integers(make: Any) -> None:
+    cache = make(GQA, 2, dtype=F64)
+    append_all(cache, GQA, 4, 0)
+    cache.truncate(np.array([3, 3]))
+    assert cache.num_tokens.tolist() == [3, 3]
+    with pytest.raises(ValueError, match=r"must hold integers, got np.float64\(2.0\)"):
+        cache.truncate(np.array([2.0, 2.0]))
+    assert cache.num_tokens.tolist() == [3, 3]
 
 
 def test_rows_of_different_length_are_refused_by_concatenation() -> None:

@@ -211,6 +211,17 @@ def test_a_reader_that_goes_away_ends_it_without_a_traceback(
     assert capsys.readouterr().err == ""
 
 
+def test_a_closed_stdout_is_no_reason_to_fail() -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$0" -m refimpl fetch >&-', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- a character spread over several tokens ---------------------------------------------------
 
 
@@ -270,6 +281,7 @@ def test_any_tokens_show_what_decoding_them_at_once_gives(
         (["generate", "x", "--seed", str(2**64)], "too large"),
         (["generate", "x", "--plain", "--fused"], "not allowed with"),
         (["generate", "x", "--model", "smollm-135m"], "did you mean smollm2-135m?"),
+        (["generate", "\udced\udca0"], "is not text that UTF-8 can hold"),
         (["generate", ""], "the prompt is empty"),
         (["doctor", "--jsn"], "did you mean --json?"),
     ],
@@ -281,6 +293,16 @@ def test_a_wrong_value_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1 and said in captured.err, captured.err
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "~nobody/there/at-all", "/no/such/file.gguf"])
+def test_a_model_that_is_not_there_is_a_wrong_value(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "x", "--model", name]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert f"no model {name!r}" in said.err
 
 
 def test_it_runs_as_a_module_and_help_does_not_wait_for_torch() -> None:

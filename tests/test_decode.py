@@ -360,6 +360,32 @@ def test_a_given_cache_is_continued(kind: str) -> None:
     assert cache.num_tokens.tolist() == [22], "filled to the last slot"
 
 
+def test_a_cache_of_even_rows_is_refused_where_rows_may_end_apart() -> None:
+    decoder = tiny(GQA, 4)
+    prompts = [prompt(0, 5), prompt(1, 5)]
+    cache = ConcatenatingCache(GQA, batch_size=2, dtype=F64)
+    with pytest.raises(ValueError, match=r"rows of one length: .* stop tokens \[3\] may end apart"):
+        generate(decoder, prompts, max_new_tokens=4, cache=cache, stop_tokens=[3])
+    with pytest.raises(ValueError, match=r"rows of one length: prompts of lengths \[5, 4\]"):
+        generate(decoder, [prompts[0], prompts[1][:4]], max_new_tokens=4, cache=cache)
+    assert cache.num_tokens.tolist() == [0, 0]
+    want = [greedy_by_hand(decoder, row, 4) for row in prompts]
+    assert generate(decoder, prompts, max_new_tokens=4, cache=cache) == want
+    one = ConcatenatingCache(GQA, dtype=F64)
+    stopped = generate(decoder, prompts[0], max_new_tokens=4, cache=one, stop_tokens=[want[0][1]])
+    assert stopped == want[0][: want[0].index(want[0][1]) + 1]
+
+
+@pytest.mark.parametrize("token", [-1, GQA.vocab_size])
+@loops
+def test_a_sampler_that_leaves_the_vocabulary_is_named(loop: Any, token: int) -> None:
+    def sampler(logits_BV: torch.Tensor, generator: object = None) -> torch.Tensor:
+        return torch.full((len(logits_BV),), token)
+
+    with pytest.raises(ValueError, match=f"the sampler returned {token}, the vocabulary has 37"):
+        loop(tiny(GQA, 4), [1, 2], max_new_tokens=3, sampler=sampler)
+
+
 def test_a_given_cache_with_ragged_rows_is_continued() -> None:
     decoder = tiny(GQA, 4)
     prompts = [prompt(0, 7), prompt(1, 3)]
@@ -409,6 +435,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "three axes": (torch.ones(1, 1, 3, dtype=torch.long), {}, r"shape \(1, 1, 3\)"),
     "negative count": ([1], {"max_new_tokens": -1}, "at least 0, got -1"),
     "fractional count": ([1], {"max_new_tokens": 2.0}, "must be an integer, got 2.0"),
+    "fractional stop token": (
+        [1],
+        {"stop_tokens": [2.5]},
+        "stop_tokens must hold integers, got 2.5",
+    ),
+    "a mapping": ({"input_ids": [1]}, {}, "token ids must be integers"),
     "boolean count": ([1], {"max_new_tokens": True}, "must be an integer, got True"),
     "context": (
         [1] * 45,

@@ -264,6 +264,17 @@ def test_token_ids_of_32_bits_are_read() -> None:
     assert torch.equal(decoder(tokens.int()), decoder(tokens))
 
 
+@pytest.mark.parametrize("field", ["num_layers", "num_kv_heads", "head_dim"])
+def test_a_cache_of_another_model_is_refused(field: str) -> None:
+    changed = {"num_layers": 3, "num_kv_heads": 2, "head_dim": 12}[field]
+    assert changed != getattr(GQA, field) and GQA.num_query_heads % 2 == 0
+    cache = ContiguousCache(dataclasses.replace(GQA, **{field: changed}), max_tokens=9, dtype=F64)
+    message = f"the cache is for {field} = {changed}, the model has {getattr(GQA, field)}"
+    with pytest.raises(ValueError, match=message):
+        tiny(GQA)(token_ids(0, GQA.vocab_size, 1, 4), cache=cache)
+    assert cache.num_tokens.tolist() == [0]
+
+
 # --- what is refused, and what then stays ---------------------------------------------------
 
 ok = token_ids(0, GQA.vocab_size, 2, 3)

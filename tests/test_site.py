@@ -123,6 +123,26 @@ def test_sheets_are_pages_with_a_print_edition(site: Path) -> None:
         assert f"sheet-{path.name[:2]}.pdf" in pdfs
 
 
+def test_the_stepper_is_reached_from_home_its_chapter_and_the_sidebar(site: Path) -> None:
+    page = soup(site / "site" / "stepper.html")
+    assert page.select_one("#stepper") and len(page.select("details.stepper-all tbody tr")) == 10
+    assert all(
+        any(name in str(script["src"]) for script in page.select("script[src]"))
+        for name in ("book.js", "stepper.js")
+    )
+    chapter = site / "chapters" / f"{pages.STEPPER_CHAPTER}.html"
+    for origin, place in ((site / "index.html", "article p"), (chapter, "article p")):
+        links = [str(a["href"]) for a in soup(origin).select(f"{place} a[href*=stepper]")]
+        assert [(origin.parent / link).resolve() for link in links] == [
+            (site / "site" / "stepper.html").resolve()
+        ]
+    under = soup(chapter).select_one('article img[src*="02_cache_filling"]').find_parent("p")
+    assert under.find_next_sibling("p").select_one("a[href*=stepper]")
+    sidebar = [str(a["href"]) for a in soup(site / "index.html").select("nav.bd-links a")]
+    after = sidebar.index(f"chapters/{pages.STEPPER_CHAPTER}.html") + 1
+    assert sidebar[after] == "site/stepper.html"
+
+
 def test_search_index_finds_words_of_a_chapter_and_of_the_glossary(site: Path) -> None:
     text = (site / "searchindex.js").read_text("utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
@@ -255,6 +275,7 @@ def test_rendering_again_touches_only_what_changed(
     render.render(tiny(), out, sheets=False)
     before = {page: page.stat().st_mtime_ns for page in out.rglob("*.html")}
     assert "at $2 an hour" in soup(out / "chapters" / "01_naive_decoding.html").get_text()
+    assert not (out / "site" / "stepper.html").exists()  # it belongs to a chapter that is not here
     render.render(tiny(MINIMAL + "\nOne more sentence.\n"), out, sheets=False)
     changed = {page.name for page, then in before.items() if page.stat().st_mtime_ns != then}
     assert "01_naive_decoding.html" in changed and "glossary.html" not in changed
@@ -304,6 +325,8 @@ def test_sixteen_chapters_get_their_five_parts(tmp_path: Path) -> None:
     assert all(f"\nchapters/{name}\n" in contents for name in names)
     assert pages.state(parts) == "All 16 chapters are written."
     assert "planned" not in pages.book_map(parts)
+    beside = pages.contents(parts, solutions=[], sheets=[], beside={names[1]: ["site/extra"]})
+    assert f"\nchapters/{names[1]}\nsite/extra\nchapters/{names[2]}\n" in beside
     with pytest.raises(ValueError, match="17_unplanned"):
         pages.read_map(plan, {"17_unplanned": tmp_path / "17_unplanned.ipynb"})
 

@@ -637,6 +637,14 @@ def test_a_tensor_type_that_is_not_read_is_named(tmp_path: Path) -> None:
             {"change": lambda w: w.add_uint32("llama.attention.sliding_window", 16)},
             "sliding_window",
         ),
+        *[
+            (
+                {"change": lambda w, key=key: w.add_float32(f"llama.{key}", 4.0)},
+                f"'llama.{key}' is 4.0: not supported",
+            )
+            for key in ("rope.scaling.factor", "rope.scale_linear", "attention.clamp_kqv")
+        ],
+        ({"change": lambda w: w.add_uint32("llama.expert_count", 8)}, "expert_count' is 8"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )
@@ -844,6 +852,12 @@ def garble(folder: Path) -> None:
         (config_with(num_hidden_layers=3), "weights hold 2 layers, the config says 3"),
         (config_with(num_hidden_layers=1), "weights hold 2 layers, the config says 1"),
         (config_with(intermediate_size=27), r"the config says"),
+        (config_with(hidden_size="14"), "hidden_size must be a positive integer, got '14'"),
+        (config_with(rope_parameters=["default"]), "rope parameters must be a mapping"),
+        (config_with(rms_norm_eps="tiny"), "norm_eps must be a positive number, got 'tiny'"),
+        (lambda f: (f / "tokenizer.json").write_text("{"), r"tokenizer\.json"),
+        (lambda f: (f / "tokenizer.json").write_text("[]"), r"tokenizer\.json"),
+        (lambda f: (f / "tokenizer_config.json").write_text("[1]"), r"tokenizer_config|damaged"),
         (config_with(vocab_size=30), r"embed\.weight is \(29, 14\), the config says \(30, 14\)"),
         (rewrite(lambda t: t.pop("lm_head.weight")), r"missing \['head\.weight'\]"),
         (rewrite(lambda t: t.pop("model.embed_tokens.weight")), "embed_tokens"),
@@ -861,6 +875,14 @@ def test_a_folder_that_is_not_whole_is_one_line(
     with pytest.raises(ValueError, match=message) as caught:
         weights.load(str(saved))
     assert "\n" not in str(caught.value)
+
+
+def test_a_path_object_names_a_model_too(saved: Path) -> None:
+    by_path, _ = weights.load(saved)
+    by_text, _ = weights.load(str(saved))
+    assert all(
+        torch.equal(a, b) for a, b in zip(by_path.parameters(), by_text.parameters(), strict=True)
+    )
 
 
 def test_buffers_that_old_versions_saved_are_ignored(saved: Path) -> None:

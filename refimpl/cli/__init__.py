@@ -9,6 +9,7 @@ come with one line on stderr.
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -30,6 +31,8 @@ PROGRAM = "python -m refimpl"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    if sys.stdout is None:  # started with stdout closed: nobody wants to read
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         options = _parse(arguments)
         return options.run(options)

@@ -44,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Stream the text to stdout and the measurements to stderr."""
+    sampler = _sampler(options)
     with text.patience(f"loading {options.model}"):
-        model, tokenizer, sampler = _load(options)
+        model, tokenizer = _load(options)
     if options.chat:
         tokens = tokenizer.encode_chat([{"role": "user", "content": options.prompt}])
     else:
@@ -70,12 +71,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(options: argparse.Namespace) -> tuple["Decoder", "Tokenizer", Any]:
-    import torch
-
-    from refimpl import model as models
-    from refimpl import weights
-    from refimpl.cli import fetch, near
+def _sampler(options: argparse.Namespace) -> Any:
     from refimpl.sampling import Sampler
 
     chosen = {
@@ -83,15 +79,26 @@ def _load(options: argparse.Namespace) -> tuple["Decoder", "Tokenizer", Any]:
         for name in ("temperature", "top_k", "top_p", "min_p")
         if (value := getattr(options, name)) is not None
     }
-    sampler = Sampler(**chosen) if chosen else Sampler(temperature=0)
+    return Sampler(**chosen) if chosen else Sampler(temperature=0)
+
+
+def _load(options: argparse.Namespace) -> tuple["Decoder", "Tokenizer"]:
+    import torch
+
+    from refimpl import model as models
+    from refimpl import weights
+    from refimpl.cli import fetch, near
+
     name = options.model
     if not any(sign in name for sign in "/\\.") and name.lower() != weights.MODEL_NAME:
         raise ValueError(f"unknown model {name!r}{near(name, [weights.MODEL_NAME])}")
     try:
         model, tokenizer = weights.load(name, dtype=getattr(torch, DTYPES[options.dtype]))
+    except weights.UnknownModelError:
+        raise
     except (OSError, ValueError) as error:  # the file is absent, damaged or of another family
         raise OSError(f"{error}{fetch.advice(name)}") from error
-    return model if options.plain else models.pack(models.fuse(model)), tokenizer, sampler
+    return model if options.plain else models.pack(models.fuse(model)), tokenizer
 
 
 def _decode(

@@ -29,6 +29,10 @@ __all__ = [
 ]
 
 
+class UnknownModelError(ValueError):
+    """A name that is neither the book's model nor a folder, a file or a hub name."""
+
+
 def load(
     name: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32
 ) -> tuple[Decoder, Tokenizer]:
@@ -55,7 +59,7 @@ def load(
         raise ValueError(f"{name!r} is neither a folder nor a .gguf file; pickles are not read")
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return _from_folder(_hub_folder(name), dtype)
-    raise ValueError(
+    raise UnknownModelError(
         f"no model {name!r}: give {MODEL_NAME}, a folder, a .gguf file or a hub name owner/model"
     )
 

@@ -28,6 +28,15 @@ _SCALARS = {
     kind: struct.Struct(f"<{code}")
     for kind, code in zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True)
 }
+# What the decoder has no code for, and the values that switch it off.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "rope.scaling.type": ("none",),
+    "rope.scaling.factor": (1.0, 0.0),
+    "rope.scale_linear": (1.0, 0.0),
+    "attention.sliding_window": (0,),
+    "attention.clamp_kqv": (0.0,),
+    "expert_count": (0,),
+}
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 _STRING, _ARRAY = 8, 9
 
@@ -68,8 +77,8 @@ def _architecture(metadata: Mapping[str, Any], *, tied: bool) -> Architecture:
     def value(key: str) -> Any:
         return required(metadata, f"llama.{key}")
 
-    for key, off in (("rope.scaling.type", "none"), ("attention.sliding_window", 0)):
-        if metadata.get(f"llama.{key}", off) != off:
+    for key, off in _OFF.items():
+        if metadata.get(f"llama.{key}", off[0]) not in off:
             raise ValueError(f"'llama.{key}' is {metadata[f'llama.{key}']!r}: not supported")
 
     width, heads = value("embedding_length"), value("attention.head_count")

@@ -40,8 +40,8 @@ bibtex_default_style = "plain"
 
 html_theme = "sphinx_book_theme"
 html_static_path = ["_static"]
-html_css_files = ["book.css", "stepper.css"]
-html_js_files = ["book.js", "stepper.js"]
+html_css_files = ["book.css", "stepper.css", "calculator.css"]
+html_js_files = ["book.js", "stepper.js", "calc.js", "calculator.js"]
 html_favicon = "_static/mark.svg"
 html_show_sphinx = False
 html_show_copyright = False

@@ -103,6 +103,11 @@ def fill(template: str, **values: str) -> str:
     return _PLACEHOLDER.sub(lambda match: values[match[1]], template)
 
 
+def script_data(data: dict[str, Any]) -> str:
+    """JSON that can stand inside a script element: nothing in it ends the element."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
 def inline(text: str) -> str:
     """HTML of a line of the question bank."""
     return _MARKDOWN.renderInline(text)
@@ -262,7 +267,8 @@ def contents(
         blocks.append(_toctree("Solutions", [f"solutions/{name}" for name in solutions]))
     if sheets:
         blocks.append(_toctree("Interviewer's sheets", sheets))
-    around = ["site/questions", "site/glossary", "site/bibliography", "site/instructors"]
+    around = ["calculator", "questions", "glossary", "bibliography", "instructors"]
+    around = [f"site/{name}" for name in around]
     return "\n".join([*blocks, _toctree("Around the book", around)])
 
 

@@ -29,7 +29,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-import check_html  # noqa: E402 (both need the path above)
+import calculator_page  # noqa: E402 (they need the path above)
+import check_html  # noqa: E402
 import pages  # noqa: E402
 
 from labkit import questions  # noqa: E402
@@ -37,7 +38,7 @@ from labkit.sheets import site_files  # noqa: E402
 
 TIME_LIMIT_S = 600
 _LINK = re.compile(r"\]\((\.\./[^)\s#]+)")
-_TEMPLATES = ("home.md", "questions.md", "instructors.md", "stepper.md")
+_TEMPLATES = ("home.md", "questions.md", "instructors.md", "stepper.md", "calculator.md")
 
 
 class RenderError(Exception):
@@ -92,6 +93,7 @@ def assemble(notebooks: Path, *, sheets: bool = True) -> dict[str, bytes]:
             sheets=[name[:-3] for name in printed if name.endswith(".md")],
         ),
     )
+    files["site/calculator.md"] = page("calculator.md", **calculator_page.values())
     files["site/questions.md"] = page("questions.md", table=pages.question_table(rows))
     files["site/instructors.md"] = page(
         "instructors.md", state=pages.state(parts), timing=pages.timing(parts)

@@ -5,12 +5,12 @@ Every number and sentence of the page is made in Python; ``_static/stepper.js`` 
 
 from __future__ import annotations
 
-import json
 from html import escape
 from typing import Any
 
 import stepper
 import stepper_words as words
+from pages import script_data
 from stepper_words import HEADS, Shown
 
 from refimpl import sizing, weights
@@ -86,11 +86,6 @@ def browser_data(shown: Shown) -> dict[str, Any]:
             for one in shown.passes
         ],
     }
-
-
-def script_data(data: dict[str, Any]) -> str:
-    """JSON that can stand inside a script element: nothing in it ends the element."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def table(shown: Shown) -> str:

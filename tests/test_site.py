@@ -143,6 +143,17 @@ def test_the_stepper_is_reached_from_home_its_chapter_and_the_sidebar(site: Path
     assert sidebar[after] == "site/stepper.html"
 
 
+def test_the_calculator_is_reached_from_home_and_the_sidebar(site: Path) -> None:
+    page = soup(site / "site" / "calculator.html")
+    assert page.select_one("#calc") and page.select_one("#calc-data")
+    scripts = [Path(urlsplit(str(s["src"])).path).name for s in page.select("script[src]")]
+    assert scripts.index("calc.js") < scripts.index("calculator.js")
+    home = soup(site / "index.html")
+    for place in ("article p", "nav.bd-links"):
+        links = [str(a["href"]) for a in home.select(f"{place} a[href*=calculator]")]
+        assert links == ["site/calculator.html"]
+
+
 def test_search_index_finds_words_of_a_chapter_and_of_the_glossary(site: Path) -> None:
     text = (site / "searchindex.js").read_text("utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))

@@ -14,7 +14,8 @@ from oracles import CASES, GQA, MHA, MQA, normal, tiny, token_ids
 
 from refimpl.architecture import Architecture
 from refimpl.attention import attend
-from refimpl.cache import ConcatenatingCache, ContiguousCache, KVCache
+from refimpl.cache import ConcatenatingCache, ContiguousCache, KVCache, SlotCache
+from refimpl.sizing import kv_bytes_per_token
 
 F64 = torch.float64
 MAKERS = {
@@ -336,6 +337,26 @@ def test_a_cache_that_cannot_be_is_refused(options: dict, message: str) -> None:
     if "max_tokens" not in message:
         with pytest.raises(ValueError, match=message):
             ConcatenatingCache(GQA, **options)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "jamba-v0.1", "kimi-linear-48b", "mamba-2.8b"])
+def test_layers_of_other_shapes_are_refused(name: str) -> None:
+    arch = Architecture.named(name)
+    for make in (
+        lambda: ContiguousCache(arch, max_tokens=2),
+        lambda: ConcatenatingCache(arch),
+        lambda: SlotCache(arch, num_slots=2),
+    ):
+        with pytest.raises(ValueError, match=f"of {name} .* one shape for all layers"):
+            make()
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "gemma-3-270m"])
+def test_layers_of_one_shape_are_held_whoever_runs_them(name: str) -> None:
+    arch = Architecture.named(name)
+    assert not arch.runnable
+    cache = ContiguousCache(arch, max_tokens=3, dtype=torch.bfloat16)
+    assert cache.num_bytes == 3 * kv_bytes_per_token(arch, "bf16")
 
 
 # --- the known failures ---------------------------------------------------------------------

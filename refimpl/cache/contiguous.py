@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from refimpl.architecture import Architecture
-from refimpl.cache.protocol import Lengths, integers
+from refimpl.cache.protocol import Lengths, check_uniform, integers
 
 
 class _Rows:
@@ -21,6 +21,7 @@ class _Rows:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if not dtype.is_floating_point:
             raise ValueError(f"keys and values are stored as floating point, got {dtype}")
+        check_uniform(arch)
         self.arch, self.dtype = arch, dtype
         self._lengths = [[0] * batch_size for _ in range(arch.num_layers)]
 

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from refimpl.architecture import Architecture
+
 Lengths = Tensor | Sequence[int]
 
 
@@ -55,6 +57,17 @@ def integers(name: str, values: Lengths) -> list[int]:
     if not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list or a 1-D tensor of integers, got {values!r}")
     return [_integer(name, value) for value in values]
+
+
+def check_uniform(arch: Architecture) -> None:
+    """``ValueError`` unless every layer stores one key and one value of head dim per head."""
+    stored = (arch.num_kv_heads, arch.head_dim)
+    for index, layer in enumerate(arch.layers):
+        if layer.vectors != (stored, stored):
+            raise ValueError(
+                f"layer {index} of {arch.name} ({layer.kind}) does not store {stored[0]} keys and "
+                f"values of {stored[1]}: this cache has one shape for all layers"
+            )
 
 
 def _integer(name: str, value: object) -> int:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from refimpl.architecture import Architecture
 from refimpl.cache.labels import SlotLabels
-from refimpl.cache.protocol import Lengths, integers
+from refimpl.cache.protocol import Lengths, check_uniform, integers
 from refimpl.rope import rotate_by
 
 
@@ -35,6 +35,7 @@ class SlotCache:
                 f"keys stored as {dtype} are codes, which cannot be rotated: a shift would have "
                 "to dequantise, rotate and quantise again; this cache stores floating point"
             )
+        check_uniform(arch)
         self.arch, self.dtype = arch, dtype
         self._table = SlotLabels(num_slots, num_sequences, arch.num_layers)
         shape = (arch.num_layers, arch.num_kv_heads, num_slots, arch.head_dim)

@@ -518,6 +518,10 @@ def test_a_count_that_is_none_is_refused(js: Engine, text: str) -> None:
         ("calc.plan(m, a, {...g, reserve: NaN})", "reserve must be a share from 0 to below 1"),
         ("calc.plan(m, a, {...g, users: 0})", "users must be at least 1, got 0"),
         ("calc.plan(m, a, {...g, context: 0})", "context must be at least 1, got 0"),
+        (
+            "calc.plan(calc.model({...models['gpt2'], layers: [{kind: 'none', count: 3}]}), a, g)",
+            "gpt2 keeps nothing of a sequence: users take no memory",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(js: Engine, call: str, said: str) -> None:

@@ -63,6 +63,7 @@ const calc = (() => {
   };
 
   const model = (facts) => ({
+    name: facts.name,
     tied: facts.tie_embeddings,
     uniform: facts.uniform,
     ...integers(MODEL, facts),
@@ -269,6 +270,9 @@ const calc = (() => {
     const usable = (gpus * each) / denominator;
     const weights = weightBytes(arch, options.weightDtype);
     const perUser = kvBytes(arch, context, options.cacheDtype);
+    if (!perUser) {
+      throw new RangeError(`${arch.name} keeps nothing of a sequence: users take no memory`);
+    }
     const room = usable - weights;
     const pool = max(0n, room);
     const enough = users !== null && room >= users * perUser;

@@ -5,7 +5,8 @@ Every tagged cell gets an anchor and a line that names the question it answers.
 A code cell tagged ``answers:why-kv`` becomes ``#answers-why-kv`` on its page (``trap:…`` likewise),
 so that the question index and the interviewer's sheets can point at the very cell.
 
-The figure of the cache filling is followed by a link to the page that steps through it.
+A figure with a page to play with is followed by a link to it: the cache filling by the page that
+steps through it, throughput over batches by the calculator.
 
 Links to files of the repository that are no pages, such as ``../exercises/01_naive_decoding.ipynb``
 or ``../refimpl/rope.py``, become downloads.
@@ -24,8 +25,16 @@ from sphinx.util import logging
 from labkit import questions
 
 logger = logging.getLogger(__name__)
-_STEPPER = "site/stepper"
-_FILLING = "02_cache_filling"
+# Chapter, figure, the page to link below it, and how.
+_INVITATIONS = (
+    (STEPPER_CHAPTER, "02_cache_filling", "site/stepper", "Step through a cache token by token"),
+    (
+        "04_bytes_over_bandwidth",
+        "04_batch",
+        "site/calculator",
+        "Try other models, contexts, batches and nodes in the calculator",
+    ),
+)
 _FILE_LINK = re.compile(r"\]\((\.\./(?!chapters/|solutions/|site/|figures/)[^)\s#]+)")
 
 
@@ -61,19 +70,19 @@ def mark(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def invite(app: Sphinx, doctree: nodes.document) -> None:
-    """Put the link to ``site/stepper`` under the chapter's figure of the cache filling."""
+    """Put the link to a page of the site under the chapter's figure that it belongs to."""
     docname = app.env.docname
-    if docname != f"chapters/{STEPPER_CHAPTER}" or _STEPPER not in app.env.found_docs:
-        return
-    figures = [image for image in doctree.findall(nodes.image) if _FILLING in image["uri"]]
-    if not figures:
-        logger.warning("no figure %s to link the stepper from", _FILLING, location=docname)
-        return
-    place = figures[0].parent
-    address = posixpath.relpath(f"{_STEPPER}.html", posixpath.dirname(docname))
-    text = "Step through a cache token by token"
-    link = nodes.reference("", text, refuri=address, internal=True)
-    place.parent.insert(place.parent.index(place) + 1, nodes.paragraph("", "", link))
+    for chapter, figure, page, text in _INVITATIONS:
+        if docname != f"chapters/{chapter}" or page not in app.env.found_docs:
+            continue
+        figures = [image for image in doctree.findall(nodes.image) if figure in image["uri"]]
+        if not figures:
+            logger.warning("no figure %s to link %s from", figure, page, location=docname)
+            continue
+        place = figures[0].parent
+        address = posixpath.relpath(f"{page}.html", posixpath.dirname(docname))
+        link = nodes.reference("", text, refuri=address, internal=True)
+        place.parent.insert(place.parent.index(place) + 1, nodes.paragraph("", "", link))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -13,6 +13,7 @@ from oracles import CASES, GQA, normal, tiny, token_ids
 
 from refimpl.architecture import Architecture, RopeScaling
 from refimpl.cache import ContiguousCache
+from refimpl.model import Decoder
 from refimpl.model import decoder as refimpl_model
 from refimpl.rope import (
     frequencies,
@@ -277,12 +278,15 @@ def test_a_base_that_moves_with_the_length_is_refused(kind: str) -> None:
     }
     Architecture.from_hf_config(config)
     for old, key in (("rope_scaling", "type"), ("rope_scaling", "rope_type")):
+        # It can be sized: positions store nothing. It cannot be run.
+        arch = Architecture.from_hf_config({**config, old: {key: kind, "factor": 2.0}})
         with pytest.raises(ValueError, match=f"'{kind}' is not supported"):
-            Architecture.from_hf_config({**config, old: {key: kind, "factor": 2.0}})
+            Decoder(arch)
+    arch = Architecture.from_hf_config(
+        {**config, "rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}}
+    )
     with pytest.raises(ValueError, match=f"'{kind}' is not supported"):
-        Architecture.from_hf_config(
-            {**config, "rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}}
-        )
+        Decoder(arch)
 
 
 @pytest.mark.parametrize(

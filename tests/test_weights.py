@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -475,7 +476,7 @@ def write_gguf(
     from gguf import GGMLQuantizationType, GGUFWriter, dequantize, quantize
     from tokenizers.pre_tokenizers import ByteLevel
 
-    arch = Architecture(**{**SMALL.__dict__, "tie_embeddings": tied})
+    arch = dataclasses.replace(SMALL, tie_embeddings=tied)
     decoder = tiny(arch, 11, torch.float32)
     writer = GGUFWriter(path, version)
     fields = {
@@ -546,7 +547,7 @@ def test_a_file_written_by_gguf_loads_bit_by_bit(tmp_path: Path, kind: str, tied
     got, tokenizer = weights.load(str(path))
     for name, value in want.state_dict().items():
         assert torch.equal(got.state_dict()[name], value), name
-    assert got.arch == Architecture(**{**want.arch.__dict__, "name": got.arch.name})
+    assert got.arch == dataclasses.replace(want.arch, name=got.arch.name)
     tokens = token_ids(0, 260, 2, 9)
     assert torch.equal(got(tokens), want(tokens))
     twin = hf_twin(got)
@@ -748,7 +749,7 @@ def test_a_saved_folder_loads(tmp_path: Path, arch: Architecture, shard_size: st
     shards = list(tmp_path.glob("*.safetensors"))
     assert (len(shards) > 1) == (shard_size == "10KB")
     got, tokenizer = weights.load(str(tmp_path))
-    assert got.arch == Architecture(**{**arch.__dict__, "name": got.arch.name})
+    assert got.arch == dataclasses.replace(arch, name=got.arch.name)
     assert (got.head.weight is got.embed.weight) == arch.tie_embeddings
     tokens = token_ids(0, arch.vocab_size, 2, 11)
     assert (got(tokens) - twin(tokens).logits).abs().max() < 1e-5

@@ -76,7 +76,7 @@ lint: $(INSTALLED)
 
 unit: $(MODEL)
 	@echo "tests: modules and project"
-	@$(PY) -m pytest tests -n $(WORKERS) --dist loadfile
+	@$(PY) -m pytest tests -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 nbval: $(MODEL)
 	@echo "notebooks: $(NOTEBOOK_DIRS) under nbval"

@@ -17,6 +17,15 @@ from labkit import pairing
 from labkit.kernels import ROOT
 
 
+# These run whole notebooks or large models: started last, they would run alone at the end.
+_LONG = ("test_sabotage.py", "test_negation.py", "test_weights.py", "test_site.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first; workers take files in this order."""
+    items.sort(key=lambda item: _LONG.index(item.path.name) if item.path.name in _LONG else 9)
+
+
 @pytest.fixture
 def nbval() -> Callable[..., Report]:
     """Run pytest (nbval is on by configuration) on notebooks."""

@@ -16,7 +16,6 @@ from notebook_tools import Cell, Report, make_notebook, run_pytest
 from labkit import pairing
 from labkit.kernels import ROOT
 
-
 # These run whole notebooks or large models: started last, they would run alone at the end.
 _LONG = ("test_sabotage.py", "test_negation.py", "test_weights.py", "test_site.py")
 

@@ -11,6 +11,7 @@ from labkit.examine import examine
 from labkit.tasks import Example, Task, all_tasks
 from labkit.tasks.ch02 import tiny
 from labkit.tasks.ch02.tiny import TinyDecoder
+from refimpl.architecture.layers import Layer
 from refimpl.cache import ContiguousCache
 
 TASKS = {name: task for name, task in all_tasks().items() if task.chapter == 2}
@@ -65,7 +66,10 @@ def test_append_and_read_and_refimpl_store_the_same():
     for example in examples(TASKS["append_and_read"]):
         k_buffer, v_buffer, held, k_BTGD, v_BTGD = example.args
         B, G, max_tokens, D = k_buffer.shape
-        arch = SimpleNamespace(num_layers=1, num_kv_heads=G, head_dim=D)
+        layer = Layer(kind="full", num_query_heads=G, num_kv_heads=G, head_dim=D, value_dim=D)
+        arch = SimpleNamespace(
+            name="one layer", num_layers=1, num_kv_heads=G, head_dim=D, layers=[layer]
+        )
         cache = ContiguousCache(arch, batch_size=B, max_tokens=max_tokens)
         cache.append(0, k_buffer[:, :, :held], v_buffer[:, :, :held])
         new = k_BTGD.transpose(1, 2), v_BTGD.transpose(1, 2)

@@ -115,7 +115,7 @@ LONGEST_COMPUTE_BOUND = Task(
     spec=(
         "The longest context at which a decode step of this model, weights and cache in BF16, can "
         "still be bound by arithmetic when the batch is large enough, as text such as '1,499 "
-        "tokens'."
+        "tokens'; the ridge is above num_query_heads / num_kv_heads."
     ),
     signature=(
         "longest_compute_bound(parameters: int, num_layers: int, num_query_heads: int, "

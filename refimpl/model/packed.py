@@ -16,8 +16,9 @@ class PackedLinear(nn.Module):
     """``x @ weight.T`` from a copy of the weight in oneDNN's blocked layout.
 
     A row-major matrix is rearranged block by block in every product before vector instructions can
-    use it. That is nothing for a thousand rows of ``x`` and half the time for one. Here it happens
-    once. The copy is opaque: it cannot be saved, moved or cast, so pack last.
+    use it. That is nothing for a thousand rows of ``x``, and between nothing and half the time for
+    one, depending on the machine (benchmarks/README.md). Here it happens once. The copy is opaque:
+    it cannot be saved, moved or cast, so pack last.
     """
 
     def __init__(self, plain: nn.Linear) -> None:

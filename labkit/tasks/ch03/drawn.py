@@ -1,6 +1,7 @@
 """What the exercises with numbers share: widths, an independent count, shapes drawn by a seed."""
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,3 +45,14 @@ def shape(draw: random.Random) -> tuple[int, int, int, int, int]:
     """Parameters, layers, query heads, key-value heads and head dim of a decoder that exists."""
     billions, *sizes = draw.choice(SHAPES)
     return round(billions * 10**9), *sizes
+
+
+def last(holds: Callable[[int], bool]) -> int:
+    """The last number for which something holds that, once lost, stays lost; 0 if it never does."""
+    low, high = 0, 1
+    while holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

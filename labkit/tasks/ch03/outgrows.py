@@ -4,7 +4,7 @@ import random
 
 from labkit import answers
 from labkit.tasks import Example, Mutant, Property, Task
-from labkit.tasks.ch03.drawn import WIDTHS, nbytes, shape
+from labkit.tasks.ch03.drawn import WIDTHS, last, nbytes, shape
 
 # ── outgrows_weights ──────────────────────────────────────────────────────────────────────────
 
@@ -13,19 +13,14 @@ def _outgrows_examples(*shapes: tuple[int, str, int, int, int, int, str]) -> lis
     """The first length whose tensors weigh more than the weights, found by bisection."""
     examples = []
     for args in shapes:
-        parameters, weight_dtype, L, _, G, D, cache_dtype = args
-        weights, low, high = nbytes(WIDTHS[weight_dtype], (parameters,)), 0, 1
+        parameters, weight_dtype, *_ = args
+        weights = nbytes(WIDTHS[weight_dtype], (parameters,))
 
-        def heavier(tokens: int, *, args=args, weights=weights) -> bool:
+        def lighter(tokens: int, *, args=args, weights=weights) -> bool:
             L, G, D, dtype = args[2], *args[4:]
-            return nbytes(WIDTHS[dtype], *[(G, tokens, D)] * (2 * L)) > weights
+            return nbytes(WIDTHS[dtype], *[(G, tokens, D)] * (2 * L)) <= weights
 
-        while not heavier(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if heavier(middle) else (middle, high)
-        examples.append(Example(args, float(high)))
+        examples.append(Example(args, float(last(lighter) + 1)))
     return examples
 
 

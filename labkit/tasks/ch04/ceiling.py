@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from labkit import answers
 from labkit.tasks import Example, Mutant, Property, Task
-from labkit.tasks.ch03.drawn import shape
+from labkit.tasks.ch03.drawn import last, shape
 from labkit.tasks.ch04.roof import GPUS
 
 Model = tuple[int, int, int, int, int, float, float]
@@ -26,13 +26,7 @@ def _longest_examples(*models: Model) -> list[Example]:
             read = sum(2 * L * G * D * tokens for _ in ("key", "value"))
             return flops / Fraction(str(teraflops)) >= read / Fraction(str(terabytes))
 
-        low, high = 0, 1
-        while computes_longer(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if computes_longer(middle) else (low, middle)
-        examples.append(Example(args, float(low)))
+        examples.append(Example(args, float(last(computes_longer))))
     return examples
 
 

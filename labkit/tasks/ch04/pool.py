@@ -5,7 +5,7 @@ from fractions import Fraction
 
 from labkit import answers
 from labkit.tasks import Example, Mutant, Property, Task
-from labkit.tasks.ch03.drawn import WIDTHS, nbytes, shape
+from labkit.tasks.ch03.drawn import WIDTHS, last, nbytes, shape
 
 Node = tuple[int, int, int, int, str, int, int, int, int, str]
 
@@ -24,13 +24,7 @@ def _pool_examples(*nodes: Node) -> list[Example]:
             L, _, G, D, dtype = args[5:]
             return nbytes(WIDTHS[dtype], *[(G, tokens, D)] * (2 * L)) <= room
 
-        low, high = 0, 1
-        while fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        examples.append(Example(args, float(low)))
+        examples.append(Example(args, float(last(fits))))
     return examples
 
 

@@ -8,7 +8,7 @@ on the sheet: 80 GB is 80 · 10^9 bytes. No program reaches these figures; they 
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -83,6 +83,21 @@ def parse_node(text: str) -> tuple[int, str]:
     if count < 1:
         raise ValueError(f"cannot read {text!r}: at least one accelerator is needed")
     return count, match[2]
+
+
+def conversion_cycles(num_elements: int, per_cycle: Sequence[float]) -> float:
+    """Cycles that one multiprocessor needs to send numbers through a chain of instructions.
+
+    ``per_cycle`` are the results each instruction of the chain gives in a cycle, all its lanes
+    together; the instructions are taken to wait for one another, so their times add up. It is how
+    FlashMLA counts the unpacking of an fp8 latent (its notes of September 2025).
+    """
+    if num_elements < 0:
+        raise ValueError(f"num_elements cannot be negative, got {num_elements}")
+    for rate in per_cycle:
+        if not 0 < rate < math.inf:
+            raise ValueError(f"a rate must be positive and finite, got {rate} results per cycle")
+    return sum(num_elements / rate for rate in per_cycle)
 
 
 def _row(

@@ -1,5 +1,6 @@
 """Sizes as people write them: GiB is 2^30 bytes, GB is 10^9, and they differ by 7 percent."""
 
+import math
 import re
 from fractions import Fraction
 
@@ -49,6 +50,18 @@ def format_count(number: int) -> str:
             value = number / 10**power
             return f"{value:,.0f} {word}" if value >= 999.95 else f"{value:.4g} {word}"
     return f"{number:,}"
+
+
+def speedup(seconds_before: float, seconds_after: float) -> float:
+    """How many times faster something became: time before over time after, in one unit.
+
+    Below 1 it became slower. Raises ``ValueError`` unless both are positive and finite. What a
+    speed-up of ``s`` saves of the time is the share ``1 - 1 / s``: twice as fast is half of it.
+    """
+    for name, value in (("before", seconds_before), ("after", seconds_after)):
+        if not 0 < value < math.inf:
+            raise ValueError(f"the time {name} must be positive and finite, got {value}")
+    return seconds_before / seconds_after
 
 
 def parse_size(text: str | int) -> int:

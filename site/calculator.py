@@ -17,7 +17,7 @@ EXACT = 2**53
 """A browser reads the numbers of JSON as doubles, which hold whole numbers below this exactly."""
 
 # A sparse-attention indexer and short convolutions are counted apart in refimpl, and not here.
-_LEFT_OUT = ("index_width", "index_parameters", "conv_channels")
+_LEFT_OUT = ("index_width", "index_parameters", "selected", "conv_channels")
 
 
 def facts() -> dict[str, Any]:

@@ -111,7 +111,7 @@ def shapes(draw: st.DrawFn) -> Any:
         )
     if model_type.startswith("deepseek"):
         keys |= {**MLA, "kv_lora_rank": draw(st.integers(1, 30)), "num_key_value_heads": heads}
-        keys |= {"index_n_heads": draw(st.integers(1, 4)), "index_head_dim": 6}
+        keys |= {"index_n_heads": draw(st.integers(1, 4)), "index_head_dim": 6, "index_topk": 5}
         keys["q_lora_rank"] = draw(st.integers(1, 20))
     return model_type, keys
 

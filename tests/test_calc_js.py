@@ -586,7 +586,7 @@ def test_the_facts_hold_every_model_and_accelerator_as_refimpl_has_them(js: Engi
             for group in row["layers"]
             for _ in range(group["count"])
         ]
-        apart = {"index_width": 0, "index_parameters": 0, "conv_channels": 0}
+        apart = {"index_width": 0, "index_parameters": 0, "selected": 0, "conv_channels": 0}
         key = repr
         assert sorted(rebuilt, key=key) == sorted(
             (replace(layer, **apart) for layer in arch.layers), key=key

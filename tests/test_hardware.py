@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from oracles import rows
 
-from refimpl.hardware import ACCELERATORS, Accelerator, parse_node
+from refimpl.hardware import ACCELERATORS, Accelerator, conversion_cycles, parse_node
 
 PUBLISHED = rows("published_steps.json")
 HARDWARE = {row["accelerator"]: row for row in PUBLISHED.values() if "accelerator" in row}
@@ -135,3 +135,17 @@ def test_known_nodes(text: str, expected: tuple[int, str]) -> None:
 def test_a_node_without_accelerators_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         parse_node(text)
+
+
+def test_cycles_of_a_chain_add_up() -> None:
+    assert conversion_cycles(96, [32]) == 3
+    assert conversion_cycles(96, [32, 4, 96]) == 3 + 24 + 1
+    assert conversion_cycles(0, [5]) == conversion_cycles(7, []) == 0
+
+
+@pytest.mark.parametrize("rate", [0, -2, float("nan"), float("inf")])
+def test_rates_that_are_none_are_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match=f"positive and finite, got {rate} results per cycle"):
+        conversion_cycles(8, [4, rate])
+    with pytest.raises(ValueError, match="num_elements cannot be negative, got -1"):
+        conversion_cycles(-1, [4])

@@ -133,12 +133,7 @@ def architecture(row: dict[str, Any]) -> Architecture:
 
 def mla_fp8_bytes(arch: Architecture) -> int:
     """A latent in fp8 with a float32 scale per 128 numbers, and its rotary key in bf16."""
-    layer = arch.layers[0]
-    compressed = stack(latent(layer.latent_width, 0))
-    rotary = stack(latent(layer.rope_width, 0))
-    return kv_bytes_per_token(
-        compressed, "fp8", group_size=128, scale_bytes=4
-    ) + kv_bytes_per_token(rotary)
+    return kv_bytes_per_token(arch, "fp8", group_size=128, scale_bytes=4, rope_dtype="bf16")
 
 
 def quantity(row: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import rows
 
-from refimpl.units import format_bytes, format_count, format_si_bytes, parse_size
+from refimpl.units import format_bytes, format_count, format_si_bytes, parse_size, speedup
 
 IEC = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 SI = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
@@ -194,3 +194,21 @@ def test_a_size_that_is_none_is_not_formatted(function: object, size: float) -> 
 def test_fractions_of_a_byte_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a whole number"):
         parse_size(text)
+
+
+def test_a_speedup_is_the_old_time_over_the_new() -> None:
+    assert speedup(12.0, 3.0) == 4
+    assert speedup(3.0, 12.0) == 0.25
+    assert speedup(7.0, 7.0) == 1
+
+
+@pytest.mark.parametrize("wrong", [0, -1.5, float("nan"), float("inf")])
+def test_times_that_are_none_are_refused(wrong: float) -> None:
+    with pytest.raises(
+        ValueError, match=f"the time before must be positive and finite, got {wrong}"
+    ):
+        speedup(wrong, 1.0)
+    with pytest.raises(
+        ValueError, match=f"the time after must be positive and finite, got {wrong}"
+    ):
+        speedup(1.0, wrong)

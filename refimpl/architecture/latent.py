@@ -32,6 +32,11 @@ def latent(config: Config, kind: Kind) -> Part:
     return part | _indexer(config) if kind.indexer else part
 
 
+def _chosen(config: Config, kind: Kind) -> Part:
+    """A latent layer that reads the tokens an indexer chose, in this layer or in one before."""
+    return latent(config, kind) | {"selected": config.count("index_topk")}
+
+
 def _indexer(config: Config) -> Part:
     """What picks the tokens to attend to (DeepSeek-V3.2): it stores a key a token of its own."""
     heads, width = config.count("index_n_heads"), config.count("index_head_dim")
@@ -70,7 +75,7 @@ def _all_indexed(config: Config) -> list[Kind]:
 
 
 _DEEPSEEK = Family(_all_latent, latent, deepseek_experts)
-_INDEXED = Family(_all_indexed, latent, deepseek_experts)
+_INDEXED = Family(_all_indexed, _chosen, deepseek_experts)
 
 LATENT = {
     "deepseek_v2": _DEEPSEEK,

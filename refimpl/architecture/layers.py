@@ -20,6 +20,8 @@ class Layer:
     channels of a short convolution, which keeps a few past inputs of each. A sparse-attention
     indexer is counted apart: ``index_width`` is the key it stores for a token, beside what
     ``kv_elements`` counts, and ``index_parameters`` are its weights, beside ``parameters``.
+    ``selected`` is the number of tokens that attention then reads at most, of those the indexer
+    scored here or, where layers share it, in an earlier layer; 0 where attention reads all.
     ``mixer_parameters`` and ``mlp_parameters`` are read by every token: norms,
     routers and shared experts belong to them. Of ``num_experts`` routed experts of
     ``expert_parameters`` each, a token reads ``experts_per_token``.
@@ -35,6 +37,7 @@ class Layer:
     rope_width: int = 0
     index_width: int = 0
     index_parameters: int = 0
+    selected: int = 0
     state_elements: int = 0
     conv_channels: int = 0
     mixer_parameters: int = 0

@@ -14,9 +14,11 @@ from refimpl.roofline.crossings import (
 )
 from refimpl.roofline.flops import attention_flops, forward_flops, linear_flops
 from refimpl.roofline.passes import attention_read_bytes, decode_step, prefill
+from refimpl.roofline.sparse import SparseRead, sparse_read
 from refimpl.roofline.step import Step, lower_bound, ridge
 
 __all__ = [
+    "SparseRead",
     "Step",
     "attention_flops",
     "attention_read_bytes",
@@ -30,4 +32,5 @@ __all__ = [
     "lower_bound",
     "prefill",
     "ridge",
+    "sparse_read",
 ]

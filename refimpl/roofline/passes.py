@@ -46,7 +46,7 @@ def decode_step(
     table included, and costs 2 FLOPs a token (of experts, those chosen), and activations are
     nothing. ``compute_dtype`` is the precision of the arithmetic: by default that of the weights,
     or bf16 where those are 8 bits or fewer and are unpacked first. Scales are not counted, nor is a
-    sparse-attention indexer or what it spares.
+    sparse-attention indexer or what it spares: see :func:`refimpl.roofline.sparse_read`.
 
     A lower bound on time, not a prediction: see :mod:`refimpl.roofline`.
     """

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from refimpl.architecture import Architecture, Layer
-from refimpl.sizing.elements import check_count, packed, scales
+from refimpl.sizing.elements import bytes_per_element, check_count, packed, scales
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,20 @@ def kv_bytes_per_token(
     beyond_window: bool = False,
     group_size: int | None = None,
     scale_bytes: int = 2,
+    rope_dtype: str | None = None,
     indexer: bool = False,
 ) -> int:
     """Bytes that one token adds to the cache, every attention layer counted.
 
     For grouped attention that is 2 · layers · kv_heads · head_dim · bytes. ``beyond_window`` gives
     the growth once every window is full. With ``group_size``, each group of so many numbers of a
-    vector (one head's key, say) has a scale of ``scale_bytes``; a zero point makes it 4. The keys
-    of a sparse-attention ``indexer`` are left out unless asked for.
+    vector (one head's key, say) has a scale of ``scale_bytes``; a zero point makes it 4. A latent
+    layer's rotary key can stay in a ``rope_dtype`` of its own, which has no scale: FlashMLA's fp8
+    entry keeps it in bf16. The keys of a sparse-attention ``indexer`` are left out unless asked
+    for, and are then stored like the rest.
     """
     return sum(
-        _token_bytes(layer, dtype, group_size, scale_bytes, indexer)
+        _token_bytes(layer, dtype, group_size, scale_bytes, rope_dtype, indexer)
         for layer in arch.layers
         if not (beyond_window and layer.window is not None)
     )
@@ -52,6 +56,7 @@ def layer_bytes(
     *,
     group_size: int | None = None,
     scale_bytes: int = 2,
+    rope_dtype: str | None = None,
     indexer: bool = False,
 ) -> tuple[LayerBytes, ...]:
     """What each layer keeps of one sequence of ``num_tokens``, first layer first.
@@ -63,7 +68,7 @@ def layer_bytes(
     check_count("num_tokens", num_tokens)
     rows = []
     for layer in arch.layers:
-        width = _token_bytes(layer, dtype, group_size, scale_bytes, indexer)
+        width = _token_bytes(layer, dtype, group_size, scale_bytes, rope_dtype, indexer)
         held = num_tokens if layer.window is None else min(num_tokens, layer.window)
         fixed = packed(layer.state_elements, dtype) if num_tokens else 0
         rows.append(LayerBytes(layer.kind, held if width else 0, width, fixed))
@@ -78,6 +83,7 @@ def kv_bytes(
     *,
     group_size: int | None = None,
     scale_bytes: int = 2,
+    rope_dtype: str | None = None,
     indexer: bool = False,
 ) -> int:
     """Bytes that ``batch`` sequences of ``num_tokens`` each keep, fixed state included.
@@ -85,7 +91,7 @@ def kv_bytes(
     See :func:`layer_bytes` for windows and :func:`kv_bytes_per_token` for the options.
     """
     check_count("batch", batch)
-    options = {"group_size": group_size, "scale_bytes": scale_bytes, "indexer": indexer}
+    options = _options(group_size, scale_bytes, rope_dtype, indexer)
     return batch * sum(row.total for row in layer_bytes(arch, num_tokens, dtype, **options))
 
 
@@ -111,6 +117,7 @@ def max_tokens(
     *,
     group_size: int | None = None,
     scale_bytes: int = 2,
+    rope_dtype: str | None = None,
     indexer: bool = False,
 ) -> int | None:
     """The longest sequence of which ``batch`` fit in ``num_bytes``; ``None`` if none is too long.
@@ -120,7 +127,7 @@ def max_tokens(
     """
     check_count("num_bytes", num_bytes)
     check_count("batch", batch, least=1)
-    options = {"group_size": group_size, "scale_bytes": scale_bytes, "indexer": indexer}
+    options = _options(group_size, scale_bytes, rope_dtype, indexer)
 
     def fits(tokens: int) -> bool:
         return kv_bytes(arch, tokens, dtype, batch, **options) <= num_bytes
@@ -143,11 +150,34 @@ def _largest(fits: Callable[[int], bool]) -> int:
     return low
 
 
+def _options(
+    group_size: int | None, scale_bytes: int, rope_dtype: str | None, indexer: bool
+) -> dict[str, Any]:
+    return {
+        "group_size": group_size,
+        "scale_bytes": scale_bytes,
+        "rope_dtype": rope_dtype,
+        "indexer": indexer,
+    }
+
+
 def _token_bytes(
-    layer: Layer, dtype: str, group_size: int | None, scale_bytes: int, indexer: bool
+    layer: Layer,
+    dtype: str,
+    group_size: int | None,
+    scale_bytes: int,
+    rope_dtype: str | None,
+    indexer: bool,
 ) -> int:
-    keys = ((1, layer.index_width),) if indexer else ()
-    return sum(
+    vectors, total = list(layer.vectors), 0
+    if rope_dtype is not None:
+        bytes_per_element(rope_dtype)  # an unknown name is an error in every layer
+        if layer.kind == "latent":
+            number, width = vectors.pop()
+            total = number * packed(width, rope_dtype)
+    if indexer:
+        vectors.append((1, layer.index_width))
+    return total + sum(
         number * (packed(width, dtype) + scales(width, group_size, scale_bytes))
-        for number, width in (*layer.vectors, *keys)
+        for number, width in vectors
     )

@@ -42,15 +42,15 @@ def generate_samples(
         raise ValueError(f"samples are drawn from one prompt, got a list of {len(batch.rows)}")
     cache = batch.new_cache() if cache is None else cache
     batch.check_room(cache, num_samples)
-    held = cache.num_tokens
-    forked = False
+    if not batch.running:
+        return [[] for _ in range(num_samples)]
+    held, forked = cache.num_tokens, False
     try:
-        if batch.running:
-            logits_1V = batch.prefill(cache)
-            cache.reorder([0] * num_samples)
-            forked = True
-            batch.fork(num_samples)
-            feed_back(batch, logits_1V.repeat(num_samples, 1), cache, sampler, generator)
+        logits_1V = batch.prefill(cache)
+        cache.reorder([0] * num_samples)
+        forked = True
+        batch.fork(num_samples)
+        feed_back(batch, logits_1V.repeat(num_samples, 1), cache, sampler, generator)
     except BaseException:
         if forked:
             cache.reorder([0])

@@ -121,7 +121,7 @@ PAGING_FREES = Task(
     spec=(
         "How much less memory the cache takes when requests that hold so many tokens get blocks "
         "of block_size slots as they grow, rather than max_tokens slots each from the start, as "
-        "text such as '10.4 GB'."
+        "text such as '4.74 GB'."
     ),
     signature=(
         "paging_frees(lengths: tuple[int, ...], max_tokens: int, block_size: int, num_layers: int, "

@@ -149,7 +149,7 @@ GATHER_BLOCKS = Task(
         Mutant(
             "blocks in the order of the pool",
             "the blocks are read by their number; the table's order is the order of the tokens, "
-            "and a pool that has been used for a while never keeps it",
+            "and in a pool that has been used for a while the two differ",
             _gather_sorted,
         ),
         Mutant(

@@ -228,8 +228,8 @@ FREE_TABLE = Task(
         ),
         Mutant(
             "counts not lowered",
-            "the block is free and counted as held; the next to share it is taken for a second "
-            "holder, and it never comes back",
+            "the block is on the free list and still counted as held: whoever takes it next and "
+            "adds one is counted as two, and the block never comes back",
             _free_count_kept,
         ),
         Mutant(

@@ -11,13 +11,15 @@ import pytest
 import rewritten_ch02
 import rewritten_ch03
 import rewritten_ch04
+import rewritten_ch07
 import torch
+from task_tools import examples
 from torch.nn import functional as F
 
 from labkit import mutants
 from labkit.compare import as_array, family
 from labkit.examine import examine
-from labkit.tasks import Example, Property, Task, all_tasks
+from labkit.tasks import Property, all_tasks
 
 TASKS = all_tasks()
 BY_MUTANT = [
@@ -29,16 +31,15 @@ BY_MUTANT = [
 BY_TASK = [pytest.param(task, id=name) for name, task in TASKS.items()]
 
 
-def examples(task: Task) -> list[Example]:
-    return [example for prop in task.properties for example in prop.examples()]
-
-
+POOLS = ("append_slot", "free_table", "truncate_table", "reorder_beams")  # lists grow and shrink
 LENGTH_IS_WRONG = {
     ("append_and_read", "whole buffer returned"),
     ("append_and_read", "overrun dropped silently"),
+    ("gather_blocks", "tail not cut"),
+    ("gather_blocks", "block 0 taken for padding"),
 } | {
     (name, mutant.name)
-    for name in ("generate", "cached_generate")
+    for name in ("generate", "cached_generate", *POOLS)
     for mutant in TASKS[name].mutants
 }  # mistakes whose results have the right number of axes and not the right length
 
@@ -334,6 +335,7 @@ REWRITTEN = [
     *rewritten_ch02.REWRITTEN,
     *rewritten_ch03.REWRITTEN,
     *rewritten_ch04.REWRITTEN,
+    *rewritten_ch07.REWRITTEN,
 ]
 
 
@@ -365,6 +367,12 @@ def test_every_task_has_a_mistake_written_differently():
         ("step_read", lambda P, L, H, G, D, S, B, dtype: f"{3 * P} B"),
         ("ridge_batch", lambda teraflops, terabytes, bits: 77),
         ("experts_read", lambda E, k, B: E / (k + B)),
+        ("blocks_needed", lambda num_tokens, block_size: num_tokens + block_size),
+        ("slot_of", lambda table, position, block_size: 5),
+        ("gather_blocks", lambda pool, table, num_tokens: 2 * pool[0, :, :1]),
+        ("paging_frees", lambda lengths, max_tokens, P, L, H, G, D, dtype: f"{3 * max_tokens} B"),
+        ("free_table", lambda table, ref_counts, free: -len(free)),
+        ("reorder_beams", lambda tables, parents, ref_counts, free: [[] for _ in parents]),
         # Two mistakes at once are neither of the two.
         ("attend", lambda q, k, v: 2 * attend_modulo(q, k, v)),
     ],
@@ -412,6 +420,16 @@ def test_an_unknown_mistake_gets_no_name(name, function):
         ("fp8_gain", lambda text: f"{100 * float(text.split()[0])} %"),
         ("experts_read", np.float64),
         ("largest_batch", torch.tensor),
+        ("blocks_needed", float),
+        ("slot_of", torch.tensor),
+        ("row_offset", np.int64),
+        ("gather_blocks", lambda k: k.tolist()),
+        ("paging_frees", lambda text: f"{float(text[:-2]) / 1e6:.9f} MB"),
+        ("last_block_waste", lambda text: f"{float(text[:-2]) / 1024} KiB"),
+        ("append_slot", list),
+        ("free_table", np.int64),
+        ("truncate_table", float),
+        ("reorder_beams", lambda tables: tuple(tuple(table) for table in tables)),
     ],
 )
 def test_a_right_answer_is_right_in_any_container(name, convert):

@@ -564,6 +564,23 @@ def test_graded_cells_of_the_exercises(path: Path) -> None:
     assert sum(not cell["grade"] for cell in graded) >= len(checks)
 
 
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda p: p.stem)
+def test_solutions_say_of_each_task_what_the_task_says(path: Path) -> None:
+    from labkit.tasks import all_tasks
+
+    text = path.read_text(encoding="utf-8").replace("`", "")
+    tasks = [task for task in all_tasks().values() if task.chapter == int(path.stem[:2])]
+    places = [
+        text.find(
+            f"## {task.title}\n\n{task.minutes} minutes · {task.points} "
+            f"{'point' if task.points == 1 else 'points'} · level {task.level}\n\n{task.spec}\n"
+        )
+        for task in tasks
+    ]
+    assert -1 not in places and places == sorted(places)
+    assert f"; {sum(task.points for task in tasks)} points." in text
+
+
 # --- building a small book --------------------------------------------------------------------
 
 

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from task_tools import examples
 from torch.nn import functional as F
 
 from labkit.examine import examine
-from labkit.tasks import Example, Task, all_tasks
+from labkit.tasks import all_tasks
 from labkit.tasks.ch02 import tiny
 from labkit.tasks.ch02.tiny import TinyDecoder
 from refimpl.architecture.layers import Layer
@@ -23,10 +24,6 @@ BROKEN_CACHES = {
     "stale tail",
     "wrong group order",
 }
-
-
-def examples(task: Task) -> list[Example]:
-    return [example for prop in task.properties for example in prop.examples()]
 
 
 def test_all_six_broken_caches_are_among_the_wrong_answers():

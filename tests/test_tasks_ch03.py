@@ -6,26 +6,19 @@ import re
 import numpy as np
 import pytest
 import torch
+from task_tools import examples, expected_of
 from torch.nn import functional as F
 
 from labkit import answers
 from labkit.check import CheckFailed
 from labkit.examine import examine
-from labkit.tasks import Example, Task, all_tasks
+from labkit.tasks import all_tasks
 from labkit.tasks.ch03 import config as config_task
 from labkit.tasks.ch03.drawn import SHAPES
 
 TASKS = {name: task for name, task in all_tasks().items() if task.chapter == 3}
 ASKED = [name for name, task in TASKS.items() if task.draw is not None]
 SEEDS = range(60)
-
-
-def examples(task: Task) -> list[Example]:
-    return [example for prop in task.properties for example in prop.examples()]
-
-
-def expected_of(name: str) -> dict[tuple, float]:
-    return {e.args: e.expected for e in examples(TASKS[name])}
 
 
 def test_there_are_enough_tasks_from_a_warm_up_to_a_hard_one():

@@ -7,10 +7,11 @@ import re
 from fractions import Fraction
 
 import pytest
+from task_tools import expected_of
 
 from labkit import answers
 from labkit.check import CheckFailed
-from labkit.tasks import Example, Task, all_tasks
+from labkit.tasks import all_tasks
 from labkit.tasks.ch04.roof import GPUS
 from refimpl import roofline
 from refimpl.architecture import Architecture
@@ -20,14 +21,6 @@ TASKS = {name: task for name, task in all_tasks().items() if task.chapter == 4}
 ASKED = [name for name, task in TASKS.items() if task.draw is not None]
 SEEDS = range(60)
 LLAMA = (70_553_706_496, 80, 64, 8, 128)
-
-
-def examples(task: Task) -> list[Example]:
-    return [example for prop in task.properties for example in prop.examples()]
-
-
-def expected_of(name: str) -> dict[tuple, float]:
-    return {e.args: e.expected for e in examples(TASKS[name])}
 
 
 def test_there_are_enough_tasks_from_a_warm_up_to_a_hard_one():

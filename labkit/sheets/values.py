@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from labkit.sheets.errors import SheetError
-from refimpl import cache, capacity, decode, roofline, sizing, units
+from refimpl import blocks, cache, capacity, decode, roofline, sizing, units
 from refimpl.architecture import Architecture
+from refimpl.blocks import policies, replay
 from refimpl.cache import ConcatenatingCache, ContiguousCache, KVCache
 from refimpl.hardware import Accelerator
 
@@ -100,14 +101,18 @@ def stored_bytes(arch: Architecture, num_tokens: int, dtype: str) -> int:
 NAMES: dict[str, Any] = {
     "accelerator": Accelerator.named,
     "architecture": Architecture.named,
+    "blocks": blocks,
     "cache": cache,
     "capacity": capacity,
+    "policies": policies,
+    "replay": replay,
     "roofline": roofline,
     "run_loop": run_loop,
     "rows_written": rows_written,
     "sizing": sizing,
     "stored_bytes": stored_bytes,
     "units": units,
+    "len": len,
     "range": range,
     "round": round,
     "sum": sum,

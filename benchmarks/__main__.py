@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmarks import decode
+from benchmarks import decode, paged
 
-sys.exit(decode.main())
+sys.exit(decode.main() or paged.main())

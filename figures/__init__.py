@@ -21,9 +21,10 @@ DRAWN_WITH = "3.11.2"
 
 def catalogue() -> dict[str, Record]:
     """Every figure of the book by name, in the order of the chapters."""
-    from figures import ch01, ch02, ch03, ch04
+    from figures import ch01, ch02, ch03, ch04, ch07, ch07_blocks
 
-    return {record.name: record for module in (ch01, ch02, ch03, ch04) for record in module.FIGURES}
+    modules = (ch01, ch02, ch03, ch04, ch07, ch07_blocks)
+    return {record.name: record for module in modules for record in module.FIGURES}
 
 
 def names() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from oracles import GQA, MHA, hf_twin, seeded, tiny, token_ids
 from refimpl import weights
 from refimpl.cache import ConcatenatingCache, ContiguousCache
 from refimpl.decode import Beams, beam_search, generate
+from refimpl.decode.search import Rules, Search
 from refimpl.model import Decoder
 from refimpl.model import decoder as refimpl_model
 from refimpl.rope import rotary_table
@@ -183,6 +185,24 @@ def test_the_options_change_what_is_found() -> None:
     kinds = {key: str(beams.sequences) for key, beams in found.items()}
     assert len(set(kinds.values())) == 6
     assert any(len({kinds[penalty, s] for s in STOPPING}) == 3 for penalty in PENALTIES)
+
+
+def test_never_looks_no_further_ahead_where_length_only_costs() -> None:
+    """With a negative penalty a sum is worth most at the length it has, not at the longest."""
+    rules = Rules(2, 50, -1.0, "never", 2, frozenset([0]))
+    search = Search(rules)
+    flat = [0.25] * 4
+    search.step(torch.tensor([[0.09, 0.9, 0.006, 0.004]]).log())
+    search.step(torch.tensor([[0.05, 0.94, 0.006, 0.004], flat]).log())
+    assert search.ended == [[0], [1, 0]]
+    # The best beam, [1, 1], scores 2 ln(0.9 * 0.94) = -0.33 now, better than the worst that has
+    # ended, 2 ln(0.9 * 0.05) = -6.2, but would score -8.4 at length 50.
+    assert not search.done
+    search.step(torch.tensor([[0.9, 0.08, 0.015, 0.005], flat]).log())
+    assert search.ended == [[1, 1, 0], [0]]
+    want = [3 * math.log(0.9 * 0.94 * 0.9), math.log(0.09)]
+    assert search.ended_scores.tolist() == pytest.approx(want, rel=1e-5)
+    assert search.done
 
 
 @pytest.fixture(scope="module")

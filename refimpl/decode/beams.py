@@ -36,8 +36,10 @@ class _Rows:
 
     def one_each(self, lengths_B: list[int]) -> None:
         """Go back to one row for each prompt, of these lengths: all its rows begin alike."""
+        self.cache.truncate(
+            [length for length, n in zip(lengths_B, self.counts, strict=True) for _ in range(n)]
+        )
         self.fork([[0] for _ in self.counts])
-        self.cache.truncate(lengths_B)
 
 
 @torch.no_grad()

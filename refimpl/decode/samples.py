@@ -44,16 +44,15 @@ def generate_samples(
     batch.check_room(cache, num_samples)
     if not batch.running:
         return [[] for _ in range(num_samples)]
-    held, forked = cache.num_tokens, False
+    (held,), rows = cache.num_tokens.tolist(), 1
     try:
         logits_1V = batch.prefill(cache)
         cache.reorder([0] * num_samples)
-        forked = True
+        rows = num_samples
         batch.fork(num_samples)
         feed_back(batch, logits_1V.repeat(num_samples, 1), cache, sampler, generator)
     except BaseException:
-        if forked:
-            cache.reorder([0])
-        cache.truncate(held)
+        cache.truncate([held] * rows)
+        cache.reorder([0])
         raise
     return batch.result()

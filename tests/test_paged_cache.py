@@ -30,6 +30,7 @@ from refimpl.architecture import Architecture
 from refimpl.attention import attend
 from refimpl.blocks import OutOfBlocks, slot_offset
 from refimpl.cache import BlockPool, ContiguousCache, KVCache, PagedCache
+from refimpl.cache.pool import padded
 from refimpl.decode import generate
 from refimpl.model import Decoder, fuse
 from refimpl.sizing import kv_bytes_per_token
@@ -441,7 +442,10 @@ def test_the_end_of_a_shorter_table_is_never_looked_up() -> None:
     for x in (got_k, got_v):  # nothing was read from block 0, nor from any other, for the rest
         assert x[1, :, size:].isnan().all()
         assert not (x == given["poison"]).any()
-    # A table has no entry there at all, and the padding of a rectangular one is no address.
+    # The tables side by side end in padding, which is no block and no address.
+    assert padded(given["tables"]).tolist() == [[1, 2], [3, given["padding"]]]
+    assert padded([[], []]).shape == (2, 0)
+    assert padded(given["tables"]).dtype == torch.int64
     with pytest.raises(ValueError, match="block -1 has no address"):
         slot_offset(given["padding"], 0, block_size=size, num_kv_heads=3, head_dim=10)
 

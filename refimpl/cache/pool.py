@@ -9,6 +9,8 @@ from refimpl.architecture import Architecture
 from refimpl.blocks import BlockAllocator, BlockCopy, BlockTable, num_blocks_for
 from refimpl.cache.protocol import check_uniform
 
+PADDING = -1  # in place of a block id, where a table has ended
+
 
 class BlockPool:
     """The memory of ``num_blocks`` blocks in every layer, and who holds which of them.
@@ -39,7 +41,7 @@ class BlockPool:
         self.bytes_gathered = 0  # copied out of the pool by reads
         self.blocks_copied = 0  # copied on write, each in all layers
         self._asked: list[list[int]] = []  # what was gathered last, and where that is
-        self._rows = torch.empty(0, dtype=torch.int64)
+        self._plan: tuple[Tensor, Tensor | None]
 
     @property
     def block_size(self) -> int:
@@ -90,40 +92,52 @@ class BlockPool:
         Only blocks that hold some of these tokens are read: where a row is shorter there is
         nothing to look up in its table, and the result is NaN.
         """
-        num_blocks = [num_blocks_for(n, self.block_size) for n in lengths]
-        blocks = [table.blocks[:n] for table, n in zip(tables, num_blocks, strict=True)]
-        longest = max(lengths)
-        self.bytes_gathered += sum(num_blocks) * self.bytes_per_block // self.arch.num_layers
-        gather = self._gather_equal if len(set(num_blocks)) == 1 else self._gather_ragged
-        k, v = (gather(pool[layer], blocks) for pool in (self.k_LNGPD, self.v_LNGPD))
-        return k[:, :, :longest], v[:, :, :longest]
-
-    def _gather_equal(self, pool_NGPD: Tensor, blocks: list[list[int]]) -> Tensor:
-        """Tables of one length, in one pass.
-
-        The pool is seen as rows of ``P * D`` numbers, row ``block * G + head``. Asking for them
-        head by head puts the slots of a head behind each other; ``pool_NGPD[table_BN]`` would
-        gather ``[B, N, G, P, D]`` and have to copy all of it once more to bring P next to N.
-        """
-        N, G, P, D = pool_NGPD.shape
+        blocks = [
+            table.blocks[: num_blocks_for(n, self.block_size)]
+            for table, n in zip(tables, lengths, strict=True)
+        ]
         if blocks != self._asked:  # a step asks the same of every layer
-            table_BN = torch.tensor(blocks, dtype=torch.int64).reshape(len(blocks), -1)
-            rows_BGN = table_BN[:, None] * G + torch.arange(G)[:, None]
-            self._asked, self._rows = blocks, rows_BGN.flatten()
-        gathered = pool_NGPD.view(N * G, P * D).index_select(0, self._rows)
-        return gathered.view(len(blocks), G, len(blocks[0]) * P, D)
+            self._asked, self._plan = blocks, self._places(padded(blocks))
+        longest = max(lengths)
+        k_BGSD, v_BGSD = (self._gather(pool[layer]) for pool in (self.k_LNGPD, self.v_LNGPD))
+        per_layer = self.bytes_per_block // self.arch.num_layers
+        self.bytes_gathered += sum(len(row) for row in blocks) * per_layer
+        return k_BGSD[:, :, :longest], v_BGSD[:, :, :longest]
 
-    def _gather_ragged(self, pool_NGPD: Tensor, blocks: list[list[int]]) -> Tensor:
-        """Tables of different length, row by row, each copied once more into the padded result."""
-        N, G, P, D = pool_NGPD.shape
-        longest = max(len(row) for row in blocks)
-        out_BGSD = pool_NGPD.new_full((len(blocks), G, longest * P, D), torch.nan)
-        for out_GSD, row in zip(out_BGSD, blocks, strict=True):
-            out_GSD[:, : len(row) * P] = self._gather_equal(pool_NGPD, [row])[0]
-        return out_BGSD
+    def _places(self, table_BN: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows of the pool ``[N * G, P * D]`` in the order ``[B, G, N]``, and which are real.
+
+        Head by head, the slots of a head come to lie behind each other in one pass. Indexing with
+        ``pool_NGPD[table_BN]`` would gather ``[B, N, G, P, D]``, and all of that would have to be
+        copied once more to bring ``P`` next to ``N``.
+        """
+        G = self.arch.num_kv_heads
+        rows_BGN = table_BN[:, None] * G + torch.arange(G)[:, None]
+        real_BGN = (table_BN >= 0)[:, None].expand(rows_BGN.shape)
+        return rows_BGN, None if real_BGN.all() else real_BGN
+
+    def _gather(self, pool_NGPD: Tensor) -> Tensor:
+        """The planned rows ``[B, G, S, D]``; padding is NaN, and is not looked up."""
+        rows_BGN, real_BGN = self._plan
+        B, G, N = rows_BGN.shape
+        P, D = pool_NGPD.shape[2:]
+        pool_RX = pool_NGPD.view(-1, P * D)
+        if real_BGN is None:
+            gathered = pool_RX.index_select(0, rows_BGN.flatten())
+        else:  # rows of different length cost a second copy, to their places
+            gathered = pool_RX.new_full((B * G * N, P * D), torch.nan)
+            gathered[real_BGN.flatten()] = pool_RX.index_select(0, rows_BGN[real_BGN])
+        return gathered.view(B, G, N * P, D)
 
     def _copy(self, copy: BlockCopy) -> None:
         filled = slice(copy.num_slots)
         for pool in (self.k_LNGPD, self.v_LNGPD):
             pool[:, copy.destination, :, filled] = pool[:, copy.source, :, filled]
         self.blocks_copied += 1
+
+
+def padded(blocks: Sequence[Sequence[int]]) -> Tensor:
+    """Block ids ``[B, N]`` of tables of any length, in 64 bits; -1, no block, fills short rows."""
+    longest = max(len(row) for row in blocks)
+    rows = [[*row, *[PADDING] * (longest - len(row))] for row in blocks]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), longest)

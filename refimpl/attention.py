@@ -19,8 +19,7 @@ def visible(
     Query ``t`` stands at position ``t + S - T``. It reads key ``s`` when ``s`` is not later
     (``causal``) and, with a ``window`` of W, is one of the W latest: the query's own key counts.
     """
-    if window is not None and (not isinstance(window, int) or window < 1 or not causal):
-        raise ValueError(f"a window counts the query's own key and is causal, got {window}")
+    check_window(window, causal)
     query = torch.arange(num_new, device=device)[:, None] + (num_stored - num_new)
     key = torch.arange(num_stored, device=device)[None, :]
     mask = (
@@ -52,14 +51,14 @@ def attend(
 
     Raises ``ValueError`` for shapes or dtypes that do not fit together.
     """
-    _check(q_BHTD, k_BGSD, v_BGSD)
+    check_inputs(q_BHTD, k_BGSD, v_BGSD)
     B, H, T, D = q_BHTD.shape
     G, S = k_BGSD.shape[1:3]
     allowed = None  # every query may read every key
     if window is not None or (causal and T > 1):
         allowed = visible(T, S, causal=causal, window=window, device=q_BHTD.device)[None]
     if mask_BTS is not None:
-        mask = _check_mask(mask_BTS, B, T, S)
+        mask = check_mask(mask_BTS, B, T, S)
         allowed = mask if allowed is None else allowed & mask
 
     wide = torch.promote_types(q_BHTD.dtype, torch.float32)
@@ -161,7 +160,16 @@ def soft_cap(scores: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(scores / cap)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_window(window: int | None, causal: bool) -> None:
+    """Raise ``ValueError`` unless there is no window, or one of at least 1 that is causal."""
+    if window is None:
+        return
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1 or not causal:
+        raise ValueError(f"a window counts the query's own key and is causal, got {window}")
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ``ValueError`` unless q, k and v are what :func:`attend` takes."""
     for name, x in (("q_BHTD", q), ("k_BGSD", k), ("v_BGSD", v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
@@ -186,7 +194,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_mask(mask: Tensor, B: int, T: int, S: int) -> Tensor:
+def check_mask(mask: Tensor, B: int, T: int, S: int) -> Tensor:
+    """The mask with a batch axis, ``[1 or B, T, S]``; ``ValueError`` where it does not fit."""
     if mask.dtype != torch.bool:
         raise ValueError(f"mask_BTS must be bool (True = may read), got {mask.dtype}")
     if mask.shape not in ((T, S), (1, T, S), (B, T, S)):

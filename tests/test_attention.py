@@ -352,6 +352,7 @@ def test_attend_leaves_its_inputs_alone() -> None:
         ),
         ({name: normal(0, 2, 2, 6, 0) for name in "qk"}, r"have head dim 0: shape \(2, 2, 6, 0\)"),
         ({"window": 1.5}, "got 1.5"),
+        ({"window": True}, "got True"),
         ({"q": normal(0, 2, 4, 3, 5).float()}, "share a dtype, got torch.float32"),
         ({"v": normal(0, 2, 2, 5, 7)}, "agree in batch, heads and length"),
         ({"q": normal(0, 3, 4, 3, 5)}, "batch 3, keys of batch 2"),

@@ -13,6 +13,7 @@ from refimpl.drafters.protocol import Choose, Draft
 from refimpl.model import Decoder, quantise
 
 MakeCache = Callable[[int, int], KVCache]
+MANY = 8  # tokens missing from a cache that are worth another decoder's pass
 
 
 class ModelDrafter:
@@ -22,11 +23,22 @@ class ModelDrafter:
     target did not keep and feeds those that it has not seen, in one pass: a rejected draft leaves
     the cache, and the last draft of a block that was accepted whole, which was drawn but never fed,
     enters it together with the target's own token. ``make_cache(batch_size, max_tokens)`` gives the
-    cache; a contiguous one by default.
+    cache; a contiguous one by default. ``prefill`` is a decoder of the same shape that fills the
+    cache where more than a few tokens are missing.
     """
 
-    def __init__(self, model: Decoder, *, make_cache: MakeCache | None = None) -> None:
-        self.model, self.vocab_size = model, model.arch.vocab_size
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        prefill: Decoder | None = None,
+        make_cache: MakeCache | None = None,
+    ) -> None:
+        if prefill is not None and prefill.arch != model.arch:
+            raise ValueError(
+                f"prefill must have the shape of the draft {model.arch.name}: {prefill.arch}"
+            )
+        self.model, self.prefill, self.vocab_size = model, prefill, model.arch.vocab_size
         self._make_cache = make_cache or self._contiguous
         self.cache: KVCache | None = None
         self._held: list[list[int]] = []
@@ -73,15 +85,22 @@ class ModelDrafter:
             text[len(held) :] if on else []
             for text, held, on in zip(texts, self._held, active, strict=True)
         ]
+        if self.prefill is not None and max(map(len, new)) > MANY:
+            self._run(self.prefill, [tokens[:-1] for tokens in new])
+            new = [tokens[-1:] for tokens in new]
+        return self._run(self.model, new)
+
+    def _run(self, model: Decoder, new: list[list[int]]) -> Tensor:
+        """Logits ``[B, V]`` behind each row's new tokens, which the cache then holds."""
         lengths = [len(tokens) for tokens in new]
         longest = max(lengths)
         padded_BT = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
         ragged = min(lengths) < longest
-        logits_BTV = self.model(padded_BT, cache=self.cache, lengths_B=lengths if ragged else None)
+        logits_BTV = model(padded_BT, cache=self.cache, lengths_B=lengths if ragged else None)
         for held, tokens in zip(self._held, new, strict=True):
             held += tokens
         last_B = (torch.tensor(lengths) - 1).clamp(min=0)
-        return logits_BTV[torch.arange(len(texts)), last_B]
+        return logits_BTV[torch.arange(len(new)), last_B]
 
     def _contiguous(self, batch_size: int, max_tokens: int) -> KVCache:
         return ContiguousCache(
@@ -90,8 +109,12 @@ class ModelDrafter:
 
 
 def quantised_self(model: Decoder, bits: int = 4, *, group: int = 32) -> ModelDrafter:
-    """The same model with its matrices in 4 or 8 bits: nearly always right, at fewer bytes."""
-    return ModelDrafter(quantise(model, bits, group=group))
+    """The same model with its matrices in 4 or 8 bits: nearly always right, at fewer bytes.
+
+    The kernels for codes multiply row by row and lose to the dense ones from a dozen rows on, so
+    the prompt enters the draft's cache through ``model`` itself.
+    """
+    return ModelDrafter(quantise(model, bits, group=group), prefill=model)
 
 
 def skipped_layers(model: Decoder, layers: Iterable[int]) -> ModelDrafter:

@@ -12,7 +12,9 @@ from torch import Tensor
 from refimpl.quant.weights import Int4Weights, Int8Weights, quantise_int4, quantise_int8
 
 INT4_GROUPS = (32, 64, 128, 256)  # what torch's kernel takes
-INT4_ROWS = 16  # its rows come in multiples of this
+# Multiples in which both kernels are known to be right. The one for int8 reads beyond the end of
+# other rows in bfloat16 without a word: NaN at best.
+ROWS, COLUMNS = 16, 32
 
 
 class QuantisedMatrix:
@@ -51,21 +53,21 @@ def can_multiply(bits: int, dtype: torch.dtype) -> bool:
     """Whether torch has a kernel for ``dtype`` times codes of 8 or 4 bits, and it runs here."""
     if isinstance(bits, bool) or bits not in (4, 8):
         raise ValueError(f"weights are kept in 8 or 4 bits, got {bits!r}")
-    sample = torch.ones(INT4_ROWS, INT4_GROUPS[0], dtype=dtype)
+    sample = torch.ones(ROWS, COLUMNS, dtype=dtype)
     weights = quantise_int8(sample) if bits == 8 else quantise_int4(sample)
     group = None if bits == 8 else weights.group
     try:
-        return _multiply(sample[:1], *_pack(weights), group).shape == (1, INT4_ROWS)
+        return _multiply(sample[:1], *_pack(weights), group).shape == (1, ROWS)
     except (AttributeError, NotImplementedError, RuntimeError):
         return False
 
 
 def _fits(weights: Int8Weights | Int4Weights) -> bool:
     """Whether torch's kernel takes this shape and dtype."""
+    even = weights.shape[0] % ROWS == 0 and weights.shape[1] % COLUMNS == 0
     if isinstance(weights, Int8Weights):
-        return can_multiply(8, weights.scales.dtype)
-    even = weights.shape[0] % INT4_ROWS == 0 and weights.group in INT4_GROUPS
-    return even and can_multiply(4, weights.scales.dtype)
+        return even and can_multiply(8, weights.scales.dtype)
+    return even and weights.group in INT4_GROUPS and can_multiply(4, weights.scales.dtype)
 
 
 def _pack(weights: Int8Weights | Int4Weights) -> tuple[Tensor, Tensor]:

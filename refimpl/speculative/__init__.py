@@ -10,6 +10,7 @@ from refimpl.speculative.gains import (
     expected_tokens,
     operations,
     speedup,
+    tokens_needed,
 )
 from refimpl.speculative.loop import Round, Speculation, generate_speculative
 from refimpl.speculative.rejection import (
@@ -35,6 +36,7 @@ __all__ = [
     "operations",
     "residual",
     "speedup",
+    "tokens_needed",
     "tree_logits",
     "tree_mask",
     "tree_positions",

@@ -17,8 +17,10 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     """Tokens from one pass of the target: ``(1 - α^(γ+1)) / (1 - α)``, from 1 to γ + 1. Eq. 1."""
     _check_alpha(alpha)
     _check_gamma(gamma)
-    # The geometric series itself: exact at α = 1, where the closed form is 0 / 0.
-    return math.fsum(alpha**i for i in range(gamma + 1))
+    rest = 1 - alpha
+    if alpha == 0 or rest == 0:  # log(0), and 0 / 0
+        return 1.0 if alpha == 0 else gamma + 1.0
+    return -math.expm1((gamma + 1) * math.log1p(-rest)) / rest  # 1 - α^(γ+1) keeps its digits
 
 
 def speedup(alpha: float, gamma: int, cost_ratio: float, verify_cost: float = 1.0) -> float:
@@ -31,6 +33,17 @@ def speedup(alpha: float, gamma: int, cost_ratio: float, verify_cost: float = 1.
     if verify_cost == 0:
         raise ValueError("verify_cost must be above 0: a pass of the target takes time")
     return expected_tokens(alpha, gamma) / (gamma * cost_ratio + verify_cost)
+
+
+def tokens_needed(times: float, gamma: int, cost_ratio: float, verify_cost: float = 1.0) -> float:
+    """Tokens a pass has to give for decoding to be ``times`` faster: :func:`speedup` turned round.
+
+    From a published speed-up this is how many tokens a round gave at least, since whatever else
+    took time is not counted.
+    """
+    if not 0 < times < math.inf:
+        raise ValueError(f"times must be above 0 and finite, got {times!r}")
+    return times / speedup(0.0, gamma, cost_ratio, verify_cost)  # α = 0 gives one token a pass
 
 
 def best_gamma(

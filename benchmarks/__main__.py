@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmarks import decode
+from benchmarks import decode, speculative
 
-sys.exit(decode.main())
+sys.exit(decode.main() or speculative.main())

@@ -3,10 +3,10 @@
 ``--json`` prints one object: ``alpha``, ``gamma``, ``cost_ratio``, ``verify_cost`` as given,
 ``expected_tokens`` (from one pass of the target), ``speedup`` (times plain decoding; below 1 is
 slower), ``operations`` (times the arithmetic of plain decoding, a draft's own left out),
-``best_gamma`` (0 where none beats plain decoding) and ``best_speedup``, ``acceptance_needed`` (the
-least alpha at which some gamma is faster than plain decoding by 2, 3, 4 and 5 times: an object by
-that number, null where none is), and ``sweep``: a list of objects with ``gamma``,
-``expected_tokens`` and ``speedup``.
+``best_gamma`` (0 where none beats plain decoding) and ``best_speedup``, ``acceptance_needed``: a
+list of objects with ``times`` and the least ``alpha`` at which some gamma is that many times faster
+(null where none is), and ``sweep``: a list of objects with ``gamma``, ``expected_tokens`` and
+``speedup``.
 """
 
 import argparse
@@ -73,7 +73,10 @@ def _report(alpha: float, gamma: int, cost: float, verify_cost: float) -> dict[s
         "operations": operations(alpha, gamma),
         "best_gamma": best,
         "best_speedup": speedup(alpha, best, cost, verify_cost) if best else 1.0,
-        "acceptance_needed": {str(n): acceptance_needed(n, cost, verify_cost) for n in TIMES},
+        "acceptance_needed": [
+            {"times": times, "alpha": acceptance_needed(times, cost, verify_cost)}
+            for times in TIMES
+        ],
         "sweep": [
             {
                 "gamma": number,
@@ -104,8 +107,8 @@ def _text(report: dict[str, Any]) -> str:
         figures = (f"{row['expected_tokens']:.2f}", f"{row['speedup']:.2f}")
         sweep.append([f"{row['gamma']}", *figures])
     needed = [
-        f"{n} times: {'never' if alpha is None else f'{alpha:.2f}'}"
-        for n, alpha in report["acceptance_needed"].items()
+        f"{row['times']} times: {'never' if row['alpha'] is None else format(row['alpha'], '.2f')}"
+        for row in report["acceptance_needed"]
     ]
     lines = [head, "", sizes.table(rows), "", verdict, "", sizes.table(sweep), ""]
     lines += ["Alpha needed at the best gamma, same costs", "  ".join(needed), ""]

@@ -2,6 +2,6 @@
 
 import sys
 
-from benchmarks import decode, speculative
+from benchmarks import decode, paged, speculative
 
-sys.exit(decode.main() or speculative.main())
+sys.exit(decode.main() or paged.main() or speculative.main())

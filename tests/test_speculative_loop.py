@@ -16,7 +16,7 @@ from oracles import GQA, MHA, MQA, TINY, normal, rows, seeded, tiny, token_ids
 from torch import Tensor
 
 from refimpl.architecture import Architecture
-from refimpl.cache import ConcatenatingCache, ContiguousCache
+from refimpl.cache import ConcatenatingCache, ContiguousCache, PagedCache
 from refimpl.decode import generate
 from refimpl.drafters import (
     Choose,
@@ -144,6 +144,44 @@ def test_greedy_on_every_contiguous_cache_and_on_a_fused_model(kind: str) -> Non
         )
         assert done.tokens == want
         assert cache.num_tokens.tolist() == [24], "everything but the last new token"
+
+
+@kinds
+@pytest.mark.parametrize("block_size", [1, 4, 5])
+def test_greedy_on_blocks(kind: str, block_size: int) -> None:
+    """Both caches in blocks: what a rejection frees is taken again, and nothing is lost."""
+    model, text, want = plain("gqa", 6)
+    num_blocks = -(-24 // block_size)
+    cache = PagedCache(GQA, num_blocks=num_blocks, block_size=block_size, dtype=F64)
+    drafter = drafters(model)[kind]
+    if isinstance(drafter, ModelDrafter):
+        own = drafter.model.arch
+        drafter = ModelDrafter(
+            drafter.model,
+            make_cache=lambda B, n: PagedCache(
+                own, batch_size=B, num_blocks=B * n, block_size=block_size, dtype=F64
+            ),
+        )
+    done = generate_speculative(model, drafter, text, max_new_tokens=19, cache=cache)
+    assert done.tokens == want
+    assert cache.num_tokens.tolist() == [24]
+    cache.check_invariants()
+    if isinstance(drafter, ModelDrafter):
+        drafter.cache.check_invariants()
+
+
+@kinds
+def test_a_ragged_batch_on_blocks_of_one_pool(kind: str) -> None:
+    model = tiny(GQA, 24)
+    prompts = [prompt(i, n) for i, n in enumerate((3, 9, 6))]
+    want = [greedy_by_hand(model, text, 12) for text in prompts]
+    cache = PagedCache(GQA, batch_size=3, num_blocks=18, block_size=4, dtype=F64)
+    done = generate_speculative(
+        model, drafters(model)[kind], prompts, max_new_tokens=12, cache=cache
+    )
+    assert done.tokens == want
+    assert cache.num_tokens.tolist() == [14, 20, 17]
+    cache.check_invariants()
 
 
 @given(
@@ -661,14 +699,14 @@ def test_a_tree_is_verified_as_if_each_path_were_alone() -> None:
 
 
 @pytest.mark.case("SPEC-21")
-@pytest.mark.parametrize("kind", [ContiguousCache, ConcatenatingCache])
+@pytest.mark.parametrize("kind", [ContiguousCache, ConcatenatingCache, PagedCache])
 def test_after_a_branch_is_accepted_the_cache_holds_it_and_nothing_else(kind: Any) -> None:
     row = CASES["SPEC-21"]
     parents, past, path = (row["inputs"][key] for key in ("parents", "past", "path"))
     model = tiny(GQA, 3)
     text, nodes = prompt(1, past), prompt(2, len(parents))
-    room = {"max_tokens": 12} if kind is ContiguousCache else {}
-    cache = kind(GQA, dtype=F64, **room)
+    room = {ContiguousCache: {"max_tokens": 12}, PagedCache: {"num_blocks": 3, "block_size": 3}}
+    cache = kind(GQA, dtype=F64, **room.get(kind, {}))
     model(torch.tensor([text]), cache=cache)
     tree_logits(model, nodes, parents, cache)
     keep_path(cache, GQA.num_layers, past, path)

@@ -12,7 +12,7 @@ from refimpl.speculative.gains import (
     speedup,
     tokens_needed,
 )
-from refimpl.speculative.loop import Round, Speculation, generate_speculative
+from refimpl.speculative.loop import generate_speculative
 from refimpl.speculative.rejection import (
     accept_or_resample,
     accept_probability,
@@ -20,6 +20,7 @@ from refimpl.speculative.rejection import (
     residual,
     verify,
 )
+from refimpl.speculative.result import Round, Speculation
 from refimpl.speculative.tree import keep_path, tree_logits, tree_mask, tree_positions
 
 __all__ = [

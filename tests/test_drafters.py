@@ -322,7 +322,7 @@ def test_the_real_model_gives_the_same_ids_with_every_drafter(
     model, (prompts, want, margins) = real[0], plain
     drafter: Any = PromptLookup()
     if kind == "skipped layers":
-        drafter = skipped_layers(model, range(12, 16))
+        drafter = skipped_layers(narrow, range(12, 16))
     elif kind != "prompt lookup":
         drafter = quantised_self(narrow, int(kind[-1]))
     done = generate_speculative(model, drafter, prompts, max_new_tokens=NEW, gamma=GAMMA)

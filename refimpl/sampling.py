@@ -1,6 +1,7 @@
 """From logits to a token: temperature, filters, and one uniform number."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,36 @@ def draw(probs_BV: Tensor, generator: torch.Generator | None) -> Tensor:
     cumulative = mass.cumsum(-1)
     # The running sum may end an ulp beside the total; its own last entry is the bound to use.
     return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """Logits of tokens that are in the history already, lowered. It keeps no counts of its own.
+
+    ``repetition`` divides a positive logit by it and multiplies a negative one (arXiv:1909.05858);
+    then ``frequency`` is subtracted once for each time the token is there, and ``presence`` once.
+    1, 0 and 0 are off. What belongs to the history is for the caller to say.
+    """
+
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.repetition < math.inf:
+            raise ValueError(f"repetition must be positive and finite, got {self.repetition}")
+        for name, value in (("frequency", self.frequency), ("presence", self.presence)):
+            if not -math.inf < value < math.inf:
+                raise ValueError(f"{name} must be finite, got {value}")
+
+    def __call__(self, logits_V: Tensor, history: Sequence[int]) -> Tensor:
+        """New logits ``[V]``; ``logits_V`` and ``history`` are left alone."""
+        tokens = torch.tensor(list(history), dtype=torch.long)
+        counts_V = torch.bincount(tokens, minlength=logits_V.shape[-1]).to(logits_V.dtype)
+        r = self.repetition
+        lowered = torch.where(logits_V > 0, logits_V / r, logits_V * r)
+        repeated = torch.where(counts_V > 0, lowered, logits_V)
+        return repeated - self.frequency * counts_V - self.presence * counts_V.clamp(max=1)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ import pytest
 import torch
 from oracles import TINY, tiny
 
-from benchmarks import _common, decode
+from benchmarks import _common, decode, speculative
 from refimpl import machine, weights
+from refimpl.drafters import ModelDrafter, PromptLookup, quantised_self
 from refimpl.model import Decoder
+from refimpl.speculative import Round, Speculation
 from refimpl.weights.peer import as_transformers
 
 ROOT = Path(__file__).parent.parent
@@ -254,3 +256,73 @@ def test_it_runs_as_a_file_from_anywhere(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0 and "--quick" in done.stdout, done.stderr
+
+
+# --- speculation ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def speculative_rows(model: Decoder) -> list[speculative.Row]:
+    drafters = {
+        "int8 self": quantised_self(model, 8),
+        "itself": ModelDrafter(model),
+        "prompt lookup": PromptLookup(),
+    }
+    return speculative.measure(
+        model, drafters, "fp32", "words", [3, 1, 4, 1, 5], new=12, gamma=3, repeats=3
+    )
+
+
+def test_every_drafter_has_a_row_beside_plain_decoding(
+    speculative_rows: list[speculative.Row],
+) -> None:
+    rows = {row.drafter: row for row in speculative_rows}
+    assert list(rows) == [speculative.PLAIN, "int8 self", "itself", "prompt lookup"]
+    theirs = rows[speculative.PLAIN].samples
+    for row in speculative_rows:
+        assert (row.dtype, row.text, row.new, len(row.samples)) == ("fp32", "words", 12, 3)
+        assert row.seconds_per_token == statistics.median(row.samples) > 0
+        ratios = [t / o for t, o in zip(theirs, row.samples, strict=True)]
+        assert row.times_plain == pytest.approx(statistics.median(ratios))
+        assert row.verify_cost == rows["itself"].verify_cost > 0
+    plain, itself = rows[speculative.PLAIN], rows["itself"]
+    assert (plain.times_plain, plain.predicted, plain.acceptance, plain.gamma) == (1, 1, None, 0)
+    # 12 tokens at four a round; the same model is always right.
+    assert (itself.acceptance, itself.tokens_per_round, itself.same) == (1, 4, 12)
+    assert itself.predicted == pytest.approx(4 / (3 * itself.cost_ratio + itself.verify_cost))
+    assert rows["prompt lookup"].cost_ratio == 0 < itself.cost_ratio
+    header, rule, *lines = speculative.table(speculative_rows).splitlines()
+    assert len({len(line) for line in (header, rule, *lines)}) == 1 and len(lines) == 4
+    assert [line.split("|")[3].strip() for line in lines] == list(rows)
+
+
+def test_a_prediction_weighs_rounds_by_what_they_cost() -> None:
+    def result(*rounds: tuple[int, int]) -> Speculation:
+        listed = [Round(proposed, accepted, accepted + 1) for proposed, accepted in rounds]
+        return Speculation([], ["length"], [listed], len(listed))
+
+    # α = 1/2: 1.75 tokens a round of two drafts at 0.25 and a pass at 1.5.
+    half = result((2, 1), (2, 0), (2, 1), (2, 1))
+    assert half.acceptance == 3 / 7
+    half = result((2, 2), (2, 0), (2, 0))
+    assert half.acceptance == 1 / 2
+    assert speculative.predict(half, 2, 0.25, 1.5) == pytest.approx(1.75 / 2)
+    mixed = result((2, 2), (2, 0), (2, 0), (0, 0), (0, 0), (0, 0))
+    assert speculative.predict(mixed, 2, 0.25, 1.5) == pytest.approx((3 * 1.75 + 3) / (3 * 2 + 3))
+    assert speculative.predict(result((0, 0)), 2, 0.25, 1.5) == 1
+
+
+def test_a_clock_leaves_out_the_first_round() -> None:
+    clock = speculative.Clock()
+    clock.times = [10.0, 10.0, 10.0, 12.0, 12.0, 13.0]
+    assert clock.seconds_per_token(3) == 1.0
+    assert clock.seconds_per_token(1) == 3 / 5
+
+
+@pytest.mark.parametrize("wrong", [["--gamma", "0"], ["--write", "run.txt"], ["--dtype", "fp8"]])
+def test_a_wrong_option_ends_the_speculative_one_too(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        speculative.main(wrong)
+    assert stop.value.code == 2 and wrong[1] in capsys.readouterr().err

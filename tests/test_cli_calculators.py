@@ -19,6 +19,7 @@ from refimpl.cli import COMMANDS, main, sizes
 from refimpl.cli import plan as plan_command
 from refimpl.cli import roofline as roofline_command
 from refimpl.cli import size as size_command
+from refimpl.cli import spec as spec_command
 from refimpl.hardware import ACCELERATORS, Accelerator
 from refimpl.roofline import decode_step, prefill
 
@@ -190,6 +191,10 @@ PLAN_KEYS = {
     *("weight_bytes", "pool_bytes", "bytes_per_user", "tokens", "users", "whole_users"),
     *("gpus_needed", "limit"),
 }
+SPEC_KEYS = {
+    *("alpha", "gamma", "cost_ratio", "verify_cost", "expected_tokens", "speedup", "operations"),
+    *("best_gamma", "best_speedup", "acceptance_needed", "times", "sweep"),
+}
 
 
 @pytest.mark.parametrize(
@@ -198,8 +203,9 @@ PLAN_KEYS = {
         (size_command, SIDE_BY_SIDE, SIZE_KEYS),
         (roofline_command, STEP, ROOFLINE_KEYS),
         (plan_command, FIFTY, PLAN_KEYS),
+        (spec_command, ["spec", "0.8"], SPEC_KEYS),
     ],
-    ids=["size", "roofline", "plan"],
+    ids=["size", "roofline", "plan", "spec"],
 )
 def test_every_key_is_documented_and_every_documented_key_is_there(
     module: ModuleType,
@@ -210,7 +216,7 @@ def test_every_key_is_documented_and_every_documented_key_is_there(
     assert keys(found(arguments, capsys)) == expected
     documented = set(re.findall(r"``([a-z_]+)``", module.__doc__))
     assert expected <= documented
-    values = {"size", "roofline", "plan", "weights", "cache", "none"}
+    values = {"size", "roofline", "plan", "spec", "weights", "cache", "none"}
     assert documented - expected <= values
 
 
@@ -318,6 +324,46 @@ def test_here_is_this_machine_as_measured(
     assert report["memory_bytes"] == 16 * 10**9
 
 
+# --- speculation ------------------------------------------------------------------------------
+
+SPEC = ["spec", "0.8", "--gamma", "4", "--cost", "0.02"]
+
+
+def test_what_a_draft_buys(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown([*SPEC, "--verify-cost", "1.14"], capsys)
+    rows = {re.split(r"  +", line)[0]: re.split(r"  +", line)[1:] for line in text.splitlines()}
+    # 1 + 0.8 + 0.64 + 0.512 + 0.4096 tokens in 4 · 0.02 + 1.14 steps, for 5 tokens' arithmetic.
+    assert rows["tokens from a target pass"] == ["3.36"]
+    assert rows["times plain decoding"] == ["2.76"]
+    assert rows["times its arithmetic"] == ["1.49"]
+    assert re.search(r"\n4 +3\.36 +2\.76\n", text)
+    assert "Best gamma up to 20: 12, 3.42 times" in text
+    assert "accepted independently" in text
+    assert "No block up to 20 beats plain decoding." in shown(
+        ["spec", "0.1", "--cost", "0.2"], capsys
+    )
+    # The published thresholds for 2 to 5 times at this cost, a free verify and the best block.
+    assert "2 times: 0.56  3 times: 0.73  4 times: 0.81  5 times: 0.86" in shown(SPEC, capsys)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_what_a_draft_buys_as_an_object(capsys: pytest.CaptureFixture[str]) -> None:
+    report = found([*SPEC], capsys)
+    tokens = [sum(0.8**i for i in range(n + 1)) for n in range(21)]
+    assert report["expected_tokens"] == pytest.approx(tokens[4])
+    assert report["speedup"] == pytest.approx(tokens[4] / 1.08)
+    assert report["operations"] == pytest.approx(5 / tokens[4])
+    gains = [tokens[n] / (0.02 * n + 1) for n in range(21)]
+    assert report["best_gamma"] == gains.index(max(gains))
+    assert report["best_speedup"] == pytest.approx(max(gains))
+    for row in report["sweep"]:
+        assert row["speedup"] == pytest.approx(gains[row["gamma"]])
+    assert [row["times"] for row in report["acceptance_needed"]] == [2, 3, 4, 5]
+    dear = found(["spec", "0.5", "--cost", "1"], capsys)
+    assert (dear["best_gamma"], dear["best_speedup"]) == (0, 1)
+    assert {row["alpha"] for row in dear["acceptance_needed"]} == {None}
+
+
 # --- wrong values -----------------------------------------------------------------------------
 
 PLAN, ROOF = (["plan", "llama-3-8b"], ["roofline", "llama-3-8b"])
@@ -338,6 +384,15 @@ PLAN, ROOF = (["plan", "llama-3-8b"], ["roofline", "llama-3-8b"])
         (["size", "llama-3-8b", "--contxt", "8k"], "did you mean --context or"),
         (["size", "nowhere/config.json"], "there is no file 'nowhere/config.json'"),
         (["size", "./nowhere"], "there is no file './nowhere'"),
+        (["spec"], "required: ALPHA"),
+        (["spec", "1.2"], "alpha must lie in 0 to 1, got 1.2"),
+        (["spec", "nan"], "'nan' is not finite"),
+        (["spec", "x"], "'x' is not a number"),
+        (["spec", "0.5", "--gamma", "-1"], "-1"),
+        (["spec", "0.5", "--gamma", "2.5"], "'2.5' is not a whole number"),
+        (["spec", "0.5", "--cost", "-0.1"], "cost_ratio must be at least 0 and finite, got -0.1"),
+        (["spec", "0.5", "--verify-cost", "0"], "verify_cost must be above 0"),
+        (["spec", "0.5", "--gama", "2"], "did you mean --gamma?"),
         ([*PLAN], "required: --gpus"),
         ([*PLAN, "--gpus", "8xh100"], "unknown accelerator 'h100'; did you mean h100-sxm or h100-"),
         ([*PLAN, "--gpus", "0xl4"], "cannot read '0xl4': at least one"),

@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import refimpl
-from refimpl.cli import doctor, fetch, generate, plan, roofline, size
+from refimpl.cli import doctor, fetch, generate, plan, roofline, size, spec
 
 COMMANDS = {
     "size": size,
     "roofline": roofline,
     "plan": plan,
+    "spec": spec,
     "generate": generate,
     "fetch": fetch,
     "doctor": doctor,

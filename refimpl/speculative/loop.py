@@ -1,0 +1,172 @@
+"""The decoding loop: draft, verify in one pass, take back what was rejected."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from refimpl.cache import ContiguousCache, KVCache
+from refimpl.decode import OnToken, Tokens
+from refimpl.drafters import Draft, Drafter, one_hot
+from refimpl.model import Decoder
+from refimpl.sampling import Sampler, draw, greedy
+from refimpl.speculative.prompts import Rows
+from refimpl.speculative.rejection import verify
+from refimpl.speculative.result import Round, Speculation
+
+# Logits [V] and the tokens before them to logits [V]: penalties, bans. It may keep no state.
+Process = Callable[[Tensor, Sequence[int]], Tensor]
+Generators = torch.Generator | None | Sequence[torch.Generator | None]
+
+
+@torch.no_grad()
+def generate_speculative(
+    model: Decoder,
+    drafter: Drafter,
+    tokens: Tokens,
+    *,
+    max_new_tokens: int,
+    gamma: int = 4,
+    sampler: Sampler | None = None,
+    process: Process | None = None,
+    generator: Generators = None,
+    stop_tokens: Sequence[int] = (),
+    cache: KVCache | None = None,
+    on_token: OnToken | None = None,
+) -> Speculation:
+    """New tokens that follow the law of plain decoding with ``model``, in fewer of its passes.
+
+    1. ``drafter`` proposes up to ``gamma`` tokens a row.
+    2. One pass of ``model`` over them gives its laws before each and behind the last.
+    3. ``process`` (logits and the tokens before them, drafts included) and ``sampler`` turn logits
+       of target and draft alike into laws; None is greedy: a draft stands if it is the best token.
+    4. The drafts are tested (:func:`verify`); a row gains those that stand and one token more.
+    5. The cache is cut back to everything but each row's last token.
+
+    ``tokens``, ``max_new_tokens``, ``stop_tokens``, ``cache`` and ``on_token`` mean what they mean
+    to :func:`refimpl.decode.generate`: a stop token inside a block ends the row there, and drafts
+    are never asked for beyond ``max_new_tokens``. ``generator`` is one for all rows, which draw in
+    turn, or one a row, which then gives what the row alone would have. A drafter does not see what
+    a given ``cache`` held before; that costs acceptance, nothing else.
+
+    Raises ``ValueError`` before any work where ``generate`` does, for a draft of another
+    vocabulary, or for rows that share one length in their cache but may gain different numbers.
+    """
+    rows = Rows(model, drafter, tokens, max_new_tokens, gamma, stop_tokens, on_token)
+    total = max(len(row) for row in rows.texts) + max(max_new_tokens - 1, 0)
+    if cache is None:
+        cache = ContiguousCache(
+            model.arch, batch_size=len(rows.texts), max_tokens=total, dtype=model.dtype
+        )
+    rows.check_room(cache)
+    held = cache.num_tokens.tolist()
+    choice = _Choice(sampler, process, _one_each(generator, len(rows.texts)))
+    passes, rounds = 0, [[] for _ in rows.texts]
+    try:
+        if rows.running:
+            drafter.start(len(rows.texts), total)
+        while rows.running:
+            counts = rows.draft_counts()
+            drafts = rows.checked(drafter.propose(rows.texts, counts, choice.draft), counts)
+            logits = _target_pass(model, cache, rows, drafts, held)
+            passes += 1
+            for row in sorted(rows.running):
+                new, accepted = choice.verify(row, logits[row], rows.texts[row], drafts[row])
+                emitted = rows.extend(row, new)
+                rounds[row].append(Round(len(drafts[row].tokens), accepted, emitted))
+            cache.truncate([h + rows.stored(row) for row, h in enumerate(held)])
+    except BaseException:
+        cache.truncate(held)
+        raise
+    return Speculation(rows.result(), rows.finished, rounds, passes)
+
+
+class _Choice:
+    """How logits become tokens: the same way for the draft and for the target."""
+
+    def __init__(
+        self,
+        sampler: Sampler | None,
+        process: Process | None,
+        generators: list[torch.Generator | None],
+    ) -> None:
+        self.sampler = None if sampler is None or sampler.is_greedy else sampler
+        self.process, self.generators = process, generators
+
+    def draft(
+        self, row: int, logits_V: Tensor, history: Sequence[int]
+    ) -> tuple[int, Tensor | None]:
+        """One draft token and the law it was drawn from."""
+        logits_V = self._processed(logits_V, history)
+        if self.sampler is None:
+            return int(greedy(logits_V[None])), None
+        probs_1V = self.sampler.probabilities(logits_V[None])
+        return int(draw(probs_1V, self.generators[row])), probs_1V[0]
+
+    def verify(
+        self, row: int, logits_TV: Tensor, text: list[int], draft: Draft
+    ) -> tuple[list[int], int]:
+        """The row's new tokens, and how many of them are drafts."""
+        if self.process is not None:
+            texts = [[*text, *draft.tokens[:i]] for i in range(len(logits_TV))]
+            pairs = zip(logits_TV, texts, strict=True)
+            logits_TV = torch.stack([self.process(logits_V, before) for logits_V, before in pairs])
+        if self.sampler is None:
+            return _agreeing(draft.tokens, greedy(logits_TV).tolist())
+        target_probs = self.sampler.probabilities(logits_TV)
+        V = target_probs.shape[-1]
+        laws = [
+            one_hot(token, V) if probs is None else probs
+            for token, probs in zip(draft.tokens, draft.probs, strict=True)
+        ]
+        draft_probs = torch.stack(laws) if laws else target_probs[:0]
+        drafted = torch.tensor(draft.tokens, dtype=torch.long)
+        tokens, accepted = verify(target_probs, draft_probs, drafted, self.generators[row])
+        return tokens[: int(accepted) + 1].tolist(), int(accepted)
+
+    def _processed(self, logits_V: Tensor, history: Sequence[int]) -> Tensor:
+        return logits_V if self.process is None else self.process(logits_V, history)
+
+
+def _agreeing(drafts: list[int], best: list[int]) -> tuple[list[int], int]:
+    """Greedy verification: what :func:`verify` gives for one-hot laws, without a random number."""
+    accepted = 0
+    while accepted < len(drafts) and drafts[accepted] == best[accepted]:
+        accepted += 1
+    return best[: accepted + 1], accepted
+
+
+def _target_pass(
+    model: Decoder, cache: KVCache, rows: Rows, drafts: list[Draft], held: list[int]
+) -> list[Tensor]:
+    """For each row the logits ``[γ + 1, V]`` before each draft and behind the last.
+
+    A pass feeds what the cache lacks of a row, its whole prompt at first, and the drafts. A row
+    that has finished feeds a token that is neither stored nor read.
+    """
+    stored = [int(n) - h for n, h in zip(cache.num_tokens, held, strict=True)]
+    new = [
+        [*text[n:], *draft.tokens] if row in rows.running else []
+        for row, (text, n, draft) in enumerate(zip(rows.texts, stored, drafts, strict=True))
+    ]
+    lengths = [len(tokens) for tokens in new]
+    longest = max(lengths)
+    padded_BT = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
+    ragged = min(lengths) < longest
+    logits_BTV = model(padded_BT, cache=cache, lengths_B=lengths if ragged else None)
+    return [
+        logits_BTV[row, max(0, length - len(draft.tokens) - 1) : length]
+        for row, (length, draft) in enumerate(zip(lengths, drafts, strict=True))
+    ]
+
+
+def _one_each(generator: Generators, num_rows: int) -> list[torch.Generator | None]:
+    if generator is None or isinstance(generator, torch.Generator):
+        return [generator] * num_rows
+    generators = list(generator)
+    if len(generators) != num_rows:
+        raise ValueError(f"{len(generators)} generators for {num_rows} rows: give one, or one each")
+    for one in generators:
+        if one is not None and not isinstance(one, torch.Generator):
+            raise ValueError(f"generator must hold torch.Generator or None, got {one!r}")
+    return generators

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import refimpl
-from refimpl.cli import doctor, fetch, generate, plan, roofline, size
+from refimpl.cli import doctor, fetch, generate, plan, roofline, size, xray
 
 COMMANDS = {
     "size": size,
     "roofline": roofline,
     "plan": plan,
     "generate": generate,
+    "xray": xray,
     "fetch": fetch,
     "doctor": doctor,
 }

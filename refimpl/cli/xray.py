@@ -127,7 +127,7 @@ def _text(report: "Report", lines: int) -> str:
         "tensor-core instructions": _counts(report.tensor_core),
         "asynchronous copies": _counts(report.async_copy),
         "instructions": f"{report.num_instructions:,}, {len(report.loop):,} in the inner loop",
-        "occupancy": f"{fit.blocks} blocks, {fit.warps} of {target.warps} warps "
+        "occupancy": f"{fit.blocks} block{'s' * (fit.blocks != 1)}, {fit.warps} of {target.warps} warps "
         f"({fit.share:.1%}), bound by {fit.bound_by}",
         "blocks that would fit": ", ".join(f"{name} {n}" for name, n in fit.limits.items()),
     }
@@ -145,10 +145,11 @@ def _text(report: "Report", lines: int) -> str:
     if shown:
         said += ["", f"inner loop, {len(shown)} of {len(report.loop):,} instructions:"]
         wide = max(len(x["instruction"]) for x in shown)
-        said += [
-            f"  {x['instruction']:<{wide}}  {x['file']}:{x['line']}  {x['source']}".rstrip()
-            for x in shown
-        ]
+        last = ""
+        for x in shown:
+            place = f"{x['file']}:{x['line']}  {x['source']}"
+            said.append(f"  {x['instruction']:<{wide}}  {'' if place == last else place}".rstrip())
+            last = place
     return "\n".join([*head, *said, "", f"limits: {target.source} ({target.date})"])
 
 

@@ -13,6 +13,7 @@ with ``instruction``, ``file``, ``line``, ``source``.
 
 import argparse
 import dataclasses
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,8 +74,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _object(report: "Report", lines: int) -> dict[str, Any]:
-    import triton
-
     found = dataclasses.asdict(report.request)
     del found["kernel"]
     for field in dataclasses.fields(report):
@@ -93,7 +92,7 @@ def _object(report: "Report", lines: int) -> dict[str, Any]:
         },
         "limits_source": report.target.source,
         "limits_date": report.target.date,
-        "triton": triton.__version__,
+        "triton": importlib.metadata.version("triton"),
         "excerpt": _excerpt(report, lines),
     }
 
@@ -113,8 +112,7 @@ def _excerpt(report: "Report", lines: int) -> list[dict[str, Any]]:
 
 
 def _text(report: "Report", lines: int) -> str:
-    import triton
-
+    version = importlib.metadata.version("triton")
     asked, target, fit = report.request, report.target, report.occupancy
     kind = ("causal" if asked.causal else "not causal") + ", windowed" * asked.windowed
     rows = {
@@ -127,14 +125,14 @@ def _text(report: "Report", lines: int) -> str:
         "tensor-core instructions": _counts(report.tensor_core),
         "asynchronous copies": _counts(report.async_copy),
         "instructions": f"{report.num_instructions:,}, {len(report.loop):,} in the inner loop",
-        "occupancy": f"{fit.blocks} block{'s' * (fit.blocks != 1)}, {fit.warps} of {target.warps} warps "
-        f"({fit.share:.1%}), bound by {fit.bound_by}",
+        "blocks at once": f"{fit.blocks}, bound by {fit.bound_by}",
+        "occupancy": f"{fit.warps} of {target.warps} warps, {fit.share:.1%}",
         "blocks that would fit": ", ".join(f"{name} {n}" for name, n in fit.limits.items()),
     }
     if not target.tensor_columns:
         del rows["tensor memory a block"]
     head = [
-        f"{asked.kernel} on {target.name} ({target.example}), Triton {triton.__version__}: "
+        f"{asked.kernel} on {target.name} ({target.example}), Triton {version}: "
         f"{asked.dtype}, head dim {asked.head_dim}, {kind}",
         f"tiles of {asked.block_t} queries and {asked.block_s} keys, {asked.num_warps} warps, "
         f"{asked.num_stages} stages, inner stride {asked.inner_stride}",

@@ -31,7 +31,7 @@ TOLERANCE = {torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
 def attention64(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention and log-sum-exp in float64 that autograd can differentiate."""
     B, H, T, D = q.shape
@@ -39,10 +39,12 @@ def attention64(
     allowed = torch.zeros(T, S, dtype=torch.bool)
     for t in range(T):
         allowed[t, readable_keys(T, S, t, causal=causal, window=window)] = True
-    empty = ~allowed.any(dim=1)[:, None]
+    if mask is not None:
+        allowed = (allowed & mask).expand(B, T, S)[:, None]
+    empty = ~allowed.any(dim=-1, keepdim=True)
     k, v = (x.repeat_interleave(H // G, dim=1) for x in (k, v))
     scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~allowed, -math.inf)
-    lse = scores.masked_fill(empty, 0.0).logsumexp(dim=-1).masked_fill(empty[:, 0], -math.inf)
+    lse = scores.masked_fill(empty, 0.0).logsumexp(dim=-1).masked_fill(empty[..., 0], -math.inf)
     weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     return weights @ v, lse
 
@@ -70,6 +72,7 @@ def check_all(
 ) -> list[Tensor]:
     """Forward, log-sum-exp and the gradients through both, against float64; returns all five."""
     seen = {"causal": options.get("causal", True), "window": options.get("window")}
+    seen["mask"] = options.get("mask_BTS")
     leaves = [y.detach().double().requires_grad_() for y in x]
     want, want_lse = attention64(*leaves, **seen)
     d_out = normal(90, *want.shape)
@@ -96,8 +99,10 @@ def check_all(
 def test_the_oracle_is_the_loops() -> None:
     for T, S, window in ((5, 8, None), (5, 8, 3), (8, 5, 2), (6, 6, None)):
         x = inputs(T, 2, 6, 2, T, S, 3, 4)
+        mask = torch.rand(2, T, S, generator=seeded(T)) < 0.5
         for causal in (True, False):
             seen = {"causal": causal, "window": window if causal else None}
+            seen["mask"] = mask if S == 8 else None
             for got, want in zip(attention64(*x, **seen), attention_by_loops(*x, **seen),
                                  strict=True):  # fmt: skip
                 torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-12)
@@ -138,6 +143,7 @@ def laid_out(x: Tensor, layout: str) -> Tensor:
     layouts=st.tuples(*[st.sampled_from(["contiguous", "heads last", "transposed", "sliced"])] * 3),
     causal=st.booleans(),
     window=st.none() | st.sampled_from([1, 2, 7, 16, 17, 40]),
+    lead=st.none() | st.sampled_from(["", "1", "B"]),
     tiles=st.sampled_from([SMALL, Tiles(32, 16), Tiles(16, 32)]),
     seed=st.integers(0, 1000),
 )
@@ -148,13 +154,19 @@ def test_any_shape_layout_and_mask_equals_float64(
     layouts: tuple[str, ...],
     causal: bool,
     window: int | None,
+    lead: str | None,
     tiles: Tiles,
     seed: int,
 ) -> None:
+    mask = None
+    if lead is not None:
+        batch = {"": (), "1": (1,), "B": (size["B"],)}[lead]
+        mask = torch.rand(*batch, size["T"], size["S"], generator=seeded(seed)) < 0.5
     size["H"] = size["G"] * size.pop("group")
     x = [y.to(dtype) for y in inputs(seed, **size)]
     x = [laid_out(y, layout) for y, layout in zip(x, layouts, strict=True)]
-    check_all(x, TOLERANCE[dtype], tiles, causal=causal, window=window if causal else None)
+    seen = {"causal": causal, "window": window if causal else None, "mask_BTS": mask}
+    check_all(x, TOLERANCE[dtype], tiles, **seen)
 
 
 @pytest.mark.case("FLA-02")
@@ -337,7 +349,7 @@ def test_margins_are_neither_read_nor_written() -> None:
     out = within_nan(torch.full((1, 2, T, D), 7.0))
     lse = torch.full((1, 2, T), 7.0)
     options = {"causal": True, "window": 0, "scale": D**-0.5, "tiles": tiles}
-    flash.forward(*x, out, lse, **options)
+    flash.forward(*x, None, out, lse, **options)
     want, _ = attention_by_loops(*x)
     assert error(out, want) < CASES["FLA-03"]["tolerance"]
     whole = out.as_strided([n + 2 * margin for n in out.shape], out.stride(), 0)
@@ -357,6 +369,21 @@ def test_a_key_that_no_query_may_read_is_not_read() -> None:
     assert (d_k[:, :, :28] == 0).all() and (d_v[:, :, :28] == 0).all()
     assert torch.equal(attend_v1(*x, window=window, tiles=SMALL).isnan(), out.isnan())
     assert naive.attend_naive(*x, window=window, tiles=SMALL).isfinite().all()
+
+
+def test_a_key_that_a_mask_hides_from_all_is_not_read() -> None:
+    x = [y.float() for y in inputs(9, 2, 2, 1, 20, 40, 16, 16)]
+    hidden = [0, 7, 19, 33]
+    mask = torch.rand(20, 40, generator=seeded(1)) < 0.7
+    mask[:, hidden] = False
+    clean = check_all(x, 5e-6, mask_BTS=mask)
+    x[1][:, :, hidden] = x[2][:, :, hidden] = math.nan
+    leaves = [y.requires_grad_() for y in x]
+    out, lse = attend(*leaves, mask_BTS=mask, tiles=SMALL, return_lse=True)
+    assert torch.equal(out, clean[0]) and torch.equal(lse, clean[1])
+    d_q, d_k, d_v = torch.autograd.grad(out.sum(), leaves)
+    assert all(y.isfinite().all() for y in (d_q, d_k, d_v))
+    assert (d_k[:, :, hidden] == 0).all() and (d_v[:, :, hidden] == 0).all()
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -387,12 +414,20 @@ def test_a_mask_of_another_length_is_refused_and_a_tail_is_not_read() -> None:
     row = CASES["FLA-12"]["inputs"]
     T, S = row["tensors"]
     q, k, v = (y.float() for y in inputs(1, 2, 1, 1, T, S, 16, 16))
-    with pytest.raises(ValueError, match="mask_BTS must be"):
-        plain_attend(q, k, v, mask_BTS=torch.ones(*row["mask"], dtype=torch.bool))
+    for run in (attend, plain_attend):
+        with pytest.raises(ValueError, match="mask_BTS must be"):
+            run(q, k, v, mask_BTS=torch.ones(*row["mask"], dtype=torch.bool))
+        with pytest.raises(ValueError, match="mask_BTS must be"):
+            run(q, k, v, mask_BTS=torch.ones(T, S))
     x = [y.float() for y in inputs(2, 2, 1, 1, row["T"], row["S"], 16, 16)]
     want, _ = attention_by_loops(*x)
     tiles = Tiles(16, row["block"])
     assert error(attend(*x, tiles=tiles), want) < CASES["FLA-12"]["tolerance"]
+    # A mask for one sequence serves all of them; the second is not left at zero.
+    mask = torch.rand(row["T"], row["S"], generator=seeded(3)) < 0.5
+    want, _ = attention_by_loops(*x, mask=mask[None])
+    out = attend(*x, mask_BTS=mask, tiles=tiles)
+    assert error(out, want) < CASES["FLA-12"]["tolerance"] and (out[1] != 0).any()
 
 
 @pytest.mark.parametrize(

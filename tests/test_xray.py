@@ -21,12 +21,18 @@ from refimpl.kernels.xray.limits import TARGETS, occupancy
 FORWARD = [Request(target=target, head_dim=D) for target in TARGETS for D in (64, 128)]
 MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma_"}
 STRIDED = Request(target="sm_80", head_dim=64, inner_stride=2)
+SMALL = {"head_dim": 64, "block_t": 64, "num_warps": 4, "num_stages": 1}
+OTHERS = [
+    Request("flash-v1", "sm_80", **SMALL),
+    Request("flash-dq", "sm_90", masked=True, **SMALL),
+    Request("flash-dkv", "sm_80", windowed=True, **SMALL),
+]
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[Request, Report]:
-    """The forward kernel in bf16 on every target at two head dims, and one with other strides."""
-    asked = [*FORWARD, STRIDED]
+    """The forward kernel in bf16 on every target at two head dims, and some others."""
+    asked = [*FORWARD, STRIDED, *OTHERS]
     return dict(zip(asked, xray.examine_all(asked), strict=True))
 
 
@@ -48,6 +54,13 @@ def test_the_forward_kernel_compiles_to_tensor_core_instructions(
         assert not report.spills and report.stack_bytes == report.spill_instructions == 0
     if target.backend == "cuda":
         assert report.async_copy["LDGSTS"] > 0
+
+
+@pytest.mark.parametrize("request_", OTHERS, ids=lambda r: r.kernel)
+def test_the_other_kernels_compile_too(request_: Request, reports: dict[Request, Report]) -> None:
+    report = reports[request_]
+    assert set(report.tensor_core) == {MATRIX[request_.target]} and not report.spills
+    assert report.loop and report.occupancy.blocks >= 1
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -109,6 +122,7 @@ def test_a_compiler_that_gives_up_is_quoted(monkeypatch: pytest.MonkeyPatch) -> 
         ({"block_t": 48}, "block_t must be a power of two from 16 to 256, got 48"),
         ({"num_warps": True}, "num_warps must be a power of two from 1 to 16, got True"),
         ({"windowed": True, "causal": False}, "is causal"),
+        ({"kernel": "flash-v1", "masked": True}, "flash-v1 takes no mask"),
     ],
 )
 def test_values_that_no_kernel_takes_are_refused(change: dict[str, Any], message: str) -> None:

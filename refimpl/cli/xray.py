@@ -1,8 +1,9 @@
 """``xray``: what Triton makes of an attention kernel for a GPU, which need not be there.
 
 ``--json`` prints one object with ``kernel`` and ``reports``, a list with one object per target:
-``target``, ``example`` (a GPU of it), ``dtype``, ``head_dim``, ``causal``, ``windowed``, ``group``,
-``block_t``, ``block_s``, ``num_warps``, ``num_stages``, ``inner_stride``, ``registers`` and
+``target``, ``example`` (a GPU of it), ``dtype``, ``head_dim``, ``causal``, ``windowed``,
+``masked``, ``group``, ``block_t``, ``block_s``, ``num_warps``, ``num_stages``, ``inner_stride``,
+``registers`` and
 ``max_registers`` (a thread), ``stack_bytes``, ``spill_instructions``, ``spills``, ``shared_bytes``
 and ``max_shared_bytes`` (a block), ``tensor_columns``, ``num_instructions``,
 ``num_loop_instructions``, ``tensor_core`` and ``async_copy`` (counts by instruction),
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=text.positive, default=default, metavar="N", help=said)
     parser.add_argument("--non-causal", action="store_true", help="queries read later keys too")
     parser.add_argument("--windowed", action="store_true", help="with a sliding window")
+    parser.add_argument("--masked", action="store_true", help="with a stored mask")
     parser.add_argument(
         "--lines", type=text.whole, default=24, metavar="N", help="of the inner loop; default 24"
     )
@@ -115,6 +117,7 @@ def _text(report: "Report", lines: int) -> str:
     version = importlib.metadata.version("triton")
     asked, target, fit = report.request, report.target, report.occupancy
     kind = ("causal" if asked.causal else "not causal") + ", windowed" * asked.windowed
+    kind += ", masked" * asked.masked
     rows = {
         "registers a thread": f"{report.registers} of {target.max_registers}",
         "spilled": f"{report.stack_bytes:,} B a thread, "

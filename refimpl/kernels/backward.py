@@ -14,6 +14,7 @@ import triton.language as tl
 from refimpl.kernels.tiles import (
     first_key,
     key_range,
+    masked,
     offsets,
     query_range,
     readable,
@@ -49,9 +50,9 @@ def delta_kernel(
 
 @triton.jit
 def d_query_kernel(
-    q, k, v, d_out, lse, delta, d_q,
+    q, k, v, mask, d_out, lse, delta, d_q,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, g_b, g_h, g_t,
-    scale, H, T, S, window,
+    mask_b, mask_t, mask_s, scale, H, T, S, window,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, WIDE: tl.constexpr,
@@ -81,10 +82,13 @@ def d_query_kernel(
     for start in range(begin, end, BLOCK_S):
         s = start + cols
         ok = (s >= first) & (s < S)
+        seen = readable(t, s, T, S, window, CAUSAL, WINDOWED)
+        if mask is not None:
+            seen = masked(seen, mask + b * mask_b, mask_t, mask_s, t, s)
+            ok = tl.max(seen.to(tl.int32), 0) > 0
         k_sd = tl.load(k_at, mask=within(ok, d, D, BLOCK_D), other=0.0)
         v_se = tl.load(v_at, mask=within(ok, e, E, BLOCK_E), other=0.0)
         scores_ts = tl.dot(q_td, tl.trans(k_sd), input_precision="ieee") * (scale * LOG2E)
-        seen = readable(t, s, T, S, window, CAUSAL, WINDOWED)
         p_ts = tl.exp2(tl.where(seen, scores_ts - lse_t[:, None], float("-inf")))
         d_p_ts = tl.dot(d_out_te, tl.trans(v_se), input_precision="ieee")
         d_s_ts = p_ts * (d_p_ts - delta_t[:, None])
@@ -98,9 +102,9 @@ def d_query_kernel(
 
 @triton.jit
 def d_key_value_kernel(
-    q, k, v, d_out, lse, delta, d_k, d_v,
+    q, k, v, mask, d_out, lse, delta, d_k, d_v,
     q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, g_b, g_h, g_t,
-    scale, H, T, S, window,
+    mask_b, mask_t, mask_s, scale, H, T, S, window,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, WIDE: tl.constexpr,
@@ -138,11 +142,14 @@ def d_key_value_kernel(
             delta_t = tl.load(delta + stats + t, mask=t < T, other=0.0)
             scores_ts = tl.dot(q_td, tl.trans(k_sd), input_precision="ieee") * (scale * LOG2E)
             seen = readable(t, s, T, S, window, CAUSAL, WINDOWED)
+            if mask is not None:
+                seen = masked(seen, mask + b * mask_b, mask_t, mask_s, t, s)
             p_ts = tl.exp2(tl.where(seen, scores_ts - lse_t[:, None], float("-inf")))
             d_v_se = tl.dot(tl.trans(p_ts.to(d_out_te.dtype)), d_out_te, d_v_se,
                             input_precision="ieee")  # fmt: skip
             d_p_ts = tl.dot(d_out_te, tl.trans(v_se), input_precision="ieee")
-            d_s_ts = p_ts * (d_p_ts - delta_t[:, None])
+            # 0 times NaN is NaN: the gradient of a key that is nobody's is 0 whatever it holds.
+            d_s_ts = tl.where(seen, p_ts * (d_p_ts - delta_t[:, None]), 0.0)
             d_k_sd = tl.dot(tl.trans(d_s_ts.to(q_td.dtype)), q_td, d_k_sd,
                             input_precision="ieee")  # fmt: skip
             q_at += q_step

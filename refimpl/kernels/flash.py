@@ -53,6 +53,7 @@ def attend(
     *,
     causal: bool = True,
     window: int | None = None,
+    mask_BTS: Tensor | None = None,
     scale: float | None = None,
     return_lse: bool = False,
     tiles: Tiles | None = None,
@@ -60,8 +61,10 @@ def attend(
     """Attention output ``[B, H, T, E]``, and with ``return_lse`` the log-sum-exp ``[B, H, T]``.
 
     As :func:`refimpl.attention.attend`: query head ``h`` reads key-value head ``h // (H // G)``;
-    causality and ``window`` (the query's own key counts) are aligned to the bottom right; a row
-    that may read nothing gives 0 with LSE minus infinity. The LSE is a natural logarithm in
+    causality and ``window`` (the query's own key counts) are aligned to the bottom right; a bool
+    ``mask_BTS`` (True = may read; ``[T, S]`` or ``[B, T, S]``) is applied on top; a row that may
+    read nothing gives 0 with LSE minus infinity. A key that no query may read never reaches the
+    result, whatever it holds. The LSE is a natural logarithm in
     float32. Any lengths and strides; widths D and E from 1 to 256, padded to powers of two of at
     least 16 on chip. float32, float16 and bfloat16; products are summed in float32, and in 16 bits
     the weights are rounded to the dtype before they meet the values.
@@ -72,12 +75,13 @@ def attend(
     tiles = Tiles() if tiles is None else tiles
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
     scale = checked_scale(scale, q_BHTD.shape[3])
-    out, lse = _Flash.apply(q_BHTD, k_BGSD, v_BGSE, causal, window, scale, tiles)
+    mask = check_mask(mask_BTS, q_BHTD, k_BGSD)
+    out, lse = _Flash.apply(q_BHTD, k_BGSD, v_BGSE, mask, causal, window, scale, tiles)
     return (out, lse) if return_lse else out
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor, *,
     causal: bool, window: int, scale: float, tiles: Tiles,
 ) -> None:  # fmt: skip
     """Fill ``out`` (any strides) and a contiguous float32 ``lse``; window 0 means none."""
@@ -85,7 +89,8 @@ def forward(
     grid = (B * H * triton.cdiv(T, tiles.block_t),)
     settings = _settings(q, k, v, out, causal, window, tiles) | {"O_INNER": out.stride(3)}
     numbers = (scale / math.log(2), H, T, k.shape[2], window)
-    _launch(forward_kernel, grid, q, k, v, out, lse, *_outer(q, k, v, out), *numbers, **settings)
+    strides = (*_outer(q, k, v, out), *_mask_strides(mask))
+    _launch(forward_kernel, grid, q, k, v, mask, out, lse, *strides, *numbers, **settings)
 
 
 def attend_v1(
@@ -125,26 +130,26 @@ def attend_v1(
 class _Flash(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, scale: float,
-        tiles: Tiles,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, window: int,
+        scale: float, tiles: Tiles,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         B, H, T, _ = q.shape
         out = torch.empty(B, H, T, v.shape[3], dtype=q.dtype, device=q.device)
         lse = torch.empty(B, H, T, dtype=torch.float32, device=q.device)
         ctx.options = {"causal": causal, "window": window, "scale": scale, "tiles": tiles}
-        forward(q, k, v, out, lse, **ctx.options)
-        ctx.save_for_backward(q, k, v, out, lse)
+        forward(q, k, v, mask, out, lse, **ctx.options)
+        ctx.save_for_backward(q, k, v, mask, out, lse)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-        return *backward(*ctx.saved_tensors, d_out, d_lse, **ctx.options), None, None, None, None
+        return *backward(*ctx.saved_tensors, d_out, d_lse, **ctx.options), *[None] * 5
 
 
 def backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_lse: Tensor, *,
-    causal: bool, window: int, scale: float, tiles: Tiles,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, out: Tensor, lse: Tensor, d_out: Tensor,
+    d_lse: Tensor, *, causal: bool, window: int, scale: float, tiles: Tiles,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v from those of the output and of the log-sum-exp."""
     (B, H, T), (G, S) = q.shape[:3], k.shape[1:3]
@@ -157,8 +162,8 @@ def backward(
     inner = out.stride(3)
     tensors = (out, d_out, d_lse.contiguous(), delta)
     _launch(delta_kernel, query_grid, *tensors, *strides, **own, O_INNER=inner)
-    given = (q, k, v, d_out, lse, delta)
-    numbers = (*_outer(q, k, v, d_out), scale, H, T, S, window)
+    given = (q, k, v, mask, d_out, lse, delta)
+    numbers = (*_outer(q, k, v, d_out), *_mask_strides(mask), scale, H, T, S, window)
     _launch(d_query_kernel, query_grid, *given, d_q, *numbers, **settings)
     key_grid = (B * G * triton.cdiv(S, tiles.block_s),)
     _launch(d_key_value_kernel, key_grid, *given, d_k, d_v, *numbers, **settings)
@@ -203,6 +208,20 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> 
     return window or 0
 
 
+def check_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask as bytes ``[B, T, S]``, or None; ``ValueError`` if it is of another shape."""
+    if mask is None:
+        return None
+    (B, T), S = (q.shape[0], q.shape[2]), k.shape[2]
+    if mask.dtype != torch.bool:
+        raise ValueError(f"mask_BTS must be bool (True = may read), got {mask.dtype}")
+    if mask.shape not in ((T, S), (1, T, S), (B, T, S)):
+        raise ValueError(f"mask_BTS must be {(B, T, S)} or {(T, S)}, got {tuple(mask.shape)}")
+    if mask.device != q.device:
+        raise ValueError(f"mask_BTS is on {mask.device}, q_BHTD on {q.device}")
+    return mask.expand(B, T, S).view(torch.uint8)
+
+
 def checked_scale(scale: float | None, D: int) -> float:
     """The scale of the scores, 1 / sqrt(D) if none is given; ``ValueError`` if not finite."""
     if scale is None:
@@ -210,6 +229,10 @@ def checked_scale(scale: float | None, D: int) -> float:
     if isinstance(scale, bool) or not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, got {scale!r}")
     return float(scale)
+
+
+def _mask_strides(mask: Tensor | None) -> tuple[int, ...]:
+    return (0, 0, 0) if mask is None else mask.stride()
 
 
 def _outer(*tensors: Tensor) -> tuple[int, ...]:

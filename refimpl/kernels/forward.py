@@ -3,7 +3,8 @@
 Names: ``q_b, q_h, q_t`` are strides of q along batch, head and row, in elements; ``Q_INNER`` is
 the one within a row, a compile-time constant, so that rows of stride 1 become wide asynchronous
 copies and any other stride another, slower, variant. ``D`` and ``E`` are the widths of keys and of
-values, ``BLOCK_D`` and ``BLOCK_E`` the powers of two they are padded to.
+values, ``BLOCK_D`` and ``BLOCK_E`` the powers of two they are padded to. ``mask`` is None or points
+to bytes with strides ``mask_b, mask_t, mask_s``.
 
 Sources: FlashAttention, arXiv:2205.14135, algorithm 1 (v1's order); FlashAttention-2,
 arXiv:2307.08691, algorithm 1 (v2's).
@@ -12,15 +13,15 @@ arXiv:2307.08691, algorithm 1 (v2's).
 import triton
 import triton.language as tl
 
-from refimpl.kernels.tiles import first_key, key_range, offsets, readable, within
+from refimpl.kernels.tiles import first_key, key_range, masked, offsets, readable, within
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def forward_kernel(
-    q, k, v, out, lse,
-    q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, o_b, o_h, o_t,
+    q, k, v, mask, out, lse,
+    q_b, q_h, q_t, k_b, k_g, k_s, v_b, v_g, v_s, o_b, o_h, o_t, mask_b, mask_t, mask_s,
     scale_log2, H, T, S, window,
     GROUP: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -51,10 +52,13 @@ def forward_kernel(
     for start in range(begin, end, BLOCK_S):
         s = start + cols
         ok = (s >= first) & (s < S)
+        seen = readable(t, s, T, S, window, CAUSAL, WINDOWED)
+        if mask is not None:
+            seen = masked(seen, mask + b * mask_b, mask_t, mask_s, t, s)
+            ok = tl.max(seen.to(tl.int32), 0) > 0  # a key that is nobody's may be unset
         k_sd = tl.load(k_at, mask=within(ok, d, D, BLOCK_D), other=0.0)
         v_se = tl.load(v_at, mask=within(ok, e, E, BLOCK_E), other=0.0)
         scores_ts = tl.dot(q_td, tl.trans(k_sd), input_precision="ieee") * scale_log2
-        seen = readable(t, s, T, S, window, CAUSAL, WINDOWED)
         scores_ts = tl.where(seen, scores_ts, float("-inf"))
         # 3. The running maximum; while a row has seen no key it is -inf, and 0 stands in for it.
         m_new_t = tl.maximum(m_t, tl.max(scores_ts, 1))

@@ -44,6 +44,13 @@ def readable(t, s, T, S, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
 
 
 @triton.jit
+def masked(seen, mask, m_t, m_s, t, s):
+    """``seen`` where a stored mask allows it too: one byte for each query and key."""
+    at = mask + t[:, None].to(tl.int64) * m_t + s[None, :].to(tl.int64) * m_s
+    return seen & (tl.load(at, mask=seen, other=0) != 0)
+
+
+@triton.jit
 def key_range(
     first_t, T, S, window, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,

@@ -45,6 +45,7 @@ class Request:
     head_dim: int = 128
     causal: bool = True
     windowed: bool = False
+    masked: bool = False
     group: int = 4
     block_t: int = 128
     block_s: int = 64
@@ -65,6 +66,8 @@ class Request:
             kind = "a power of two" if name in powers else "a whole number"
             if not whole or not low <= value <= high or (name in powers and value & (value - 1)):
                 raise ValueError(f"{name} must be {kind} from {low} to {high}, got {value!r}")
+        if self.masked and self.kernel == "flash-v1":
+            raise ValueError("flash-v1 takes no mask")
         if self.windowed and not self.causal:
             raise ValueError("a window counts the query's own key and is causal")
 
@@ -72,7 +75,7 @@ class Request:
         """The kernel's compile-time constants."""
         padded = max(16, triton.next_power_of_2(self.head_dim))
         inner = self.inner_stride
-        return {
+        constants = {
             "GROUP": self.group,
             "D": self.head_dim,
             "E": self.head_dim,
@@ -89,6 +92,7 @@ class Request:
             "O_INNER": 1,
             "G_INNER": 1,
         }
+        return constants if self.masked else constants | {"mask": None}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,7 +29,7 @@ KERNELS = {
 }
 _FLOATS = {"lse", "delta", "peaks", "sums"}  # pointers to float32 whatever the inputs are
 _POINTERS = {"q", "k", "v", "out", "d_out", "d_q", "d_k", "d_v"} | _FLOATS
-_STRIDE = re.compile(r"[qkvog]_[bhgts]")
+_STRIDE = re.compile(r"(?:[qkvog]|mask)_[bhgts]")
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -51,6 +51,8 @@ def source(kernel: str, dtype: str, constants: dict[str, Any]) -> ASTSource:
     for index, name in enumerate(function.arg_names):
         if name in constants:
             signature[name] = "constexpr"
+        elif name == "mask":
+            signature[name] = "*u8"
         elif name in _POINTERS:
             narrow = name not in _FLOATS and not (kernel == "flash-v1" and name == "out")
             signature[name] = f"*{dtype if narrow else 'fp32'}"

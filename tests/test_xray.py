@@ -21,7 +21,7 @@ from refimpl.kernels.xray.limits import TARGETS, occupancy
 FORWARD = [Request(target=target, head_dim=D) for target in TARGETS for D in (64, 128)]
 MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma_"}
 STRIDED = Request(target="sm_80", head_dim=64, inner_stride=2)
-SMALL = {"head_dim": 64, "block_t": 64, "num_warps": 4, "num_stages": 1}
+SMALL = {"head_dim": 64, "block_t": 64}
 OTHERS = [
     Request("flash-v1", "sm_80", **SMALL),
     Request("flash-dq", "sm_90", masked=True, **SMALL),

@@ -72,8 +72,8 @@ def attend(
     Differentiable in q, k and v through both results, once. Raises ``ValueError`` for inputs that
     do not fit together, and where kernels are compiled but tensors are not on a GPU.
     """
-    tiles = Tiles() if tiles is None else tiles
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
+    tiles = default_tiles(q_BHTD, v_BGSE) if tiles is None else tiles
     scale = checked_scale(scale, q_BHTD.shape[3])
     mask = check_mask(mask_BTS, q_BHTD, k_BGSD)
     out, lse = _Flash.apply(q_BHTD, k_BGSD, v_BGSE, mask, causal, window, scale, tiles)
@@ -109,8 +109,8 @@ def attend_v1(
     One program per head walks over key tiles and, for each, over all query tiles, whose output,
     running maximum and sum it reads from memory and writes back. No gradient.
     """
-    tiles = Tiles() if tiles is None else tiles
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
+    tiles = default_tiles(q_BHTD, v_BGSE) if tiles is None else tiles
     scale = checked_scale(scale, q_BHTD.shape[3])
     B, H, T, _ = q_BHTD.shape
     S, E = v_BGSE.shape[2:]
@@ -168,6 +168,13 @@ def backward(
     key_grid = (B * G * triton.cdiv(S, tiles.block_s),)
     _launch(d_key_value_kernel, key_grid, *given, d_k, d_v, *numbers, **settings)
     return d_q, d_k, d_v
+
+
+def default_tiles(q: Tensor, v: Tensor) -> Tiles:
+    """Square tiles that fit the shared memory of every target in the X-ray, backward included."""
+    row_bytes = padded(max(q.shape[3], v.shape[3])) * q.element_size()
+    block = 64 if row_bytes <= 256 else 32 if row_bytes <= 512 else 16
+    return Tiles(block, block, num_warps=8 if block == 64 else 4)
 
 
 def padded(width: int) -> int:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from refimpl.kernels.flash import Tiles, check, checked_scale, padded
+from refimpl.kernels.flash import Tiles, check, checked_scale, default_tiles, padded
 from refimpl.kernels.tiles import offsets, readable, within
 
 _SOFTMAX_ELEMENTS = 16_384  # scores that one program of the softmax holds
@@ -102,8 +102,8 @@ def attend_naive(
     Options and errors as in :func:`refimpl.kernels.flash.attend`; no gradient. Needs the square of
     the length in memory.
     """
-    tiles = Tiles() if tiles is None else tiles
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
+    tiles = default_tiles(q_BHTD, v_BGSE) if tiles is None else tiles
     (B, H, T, D), (G, S, E) = q_BHTD.shape, v_BGSE.shape[1:]
     scale = checked_scale(scale, D)
     like = {"dtype": q_BHTD.dtype, "device": q_BHTD.device}

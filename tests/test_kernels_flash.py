@@ -548,6 +548,18 @@ def test_bfloat16_arithmetic_is_that_of_torch() -> None:
         assert torch.equal(out[i * N : (i + 1) * N], expected), i
 
 
+def test_an_interpreter_with_other_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter as machine
+
+    interpreter.verify(machine.interpreter_builder)
+    for name in ("create_dot", "create_fadd", "cast_impl"):
+        with monkeypatch.context() as patch:
+            wrong = machine.TensorHandle(torch.zeros(2, 2).numpy(), tl.float32)
+            patch.setattr(machine.InterpreterBuilder, name, lambda *arguments, x=wrong: x)
+            with pytest.raises(RuntimeError, match="does not interpret bfloat16"):
+                interpreter.verify(machine.interpreter_builder)
+
+
 # --- modes --------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,7 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 
 def mend() -> None:
-    """Replace the methods; a second call changes nothing. Raises if the result is not right."""
+    """Replace the methods; a second call changes nothing. Raises what :func:`verify` does."""
     if getattr(InterpreterBuilder, "is_mended", False):
         return
     for name in ("binary_op", "unary_op", "ternary_op", "create_fma", "create_dot"):
@@ -57,7 +57,27 @@ def mend() -> None:
     # Overflow checks of integers are computed for every operation and reported in debug mode only.
     builder = triton_interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    verify(builder)
     _patch_once_per_launch()
+
+
+def verify(builder: InterpreterBuilder) -> None:
+    """Raise ``RuntimeError`` where a product, a sum or a rounding of bfloat16 is not right."""
+    values = np.array([[1.0, 3.0], [-2.5, 0.5]], dtype=np.float32)
+    a = TensorHandle(narrow(values), tl.bfloat16)
+    zero = TensorHandle(np.zeros((2, 2), np.float32), tl.float32)
+    third = TensorHandle(np.full((2, 2), 1 / 3, np.float32), tl.float32)
+    right = (
+        np.array_equal(builder.create_dot(a, a, zero, None, 0).data, values @ values),
+        np.array_equal(widen(builder.create_fadd(a, a).data), 2 * values),
+        np.array_equal(builder.cast_impl(a, tl.float32).data, values),
+        np.all(builder.cast_impl(third, tl.bfloat16).data == 0x3EAB),  # 1/3 rounds up
+    )
+    if not all(right):
+        raise RuntimeError(
+            "this version of Triton does not interpret bfloat16 as refimpl.kernels expects; "
+            "constraints.txt names the version that does"
+        )
 
 
 def _is_bf16(handle: Any) -> bool:

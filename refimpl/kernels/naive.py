@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from refimpl.kernels.flash import Tiles, check, checked_scale, default_tiles, padded
+from refimpl.kernels.inputs import Tiles, check, checked_scale, default_tiles, padded
 from refimpl.kernels.tiles import offsets, readable, within
 
 _SOFTMAX_ELEMENTS = 16_384  # scores that one program of the softmax holds

@@ -36,7 +36,8 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
     Overflow gives infinity and NaN stays NaN, as in IEEE 754.
     """
-    wide = np.ascontiguousarray(values, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        wide = np.ascontiguousarray(values, dtype=np.float32)
     bits = wide.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(wide), 0x7FC0, rounded).astype(np.uint16)

@@ -38,10 +38,10 @@ def attend(
     causality and ``window`` (the query's own key counts) are aligned to the bottom right; a bool
     ``mask_BTS`` (True = may read; ``[T, S]`` or ``[B, T, S]``) is applied on top; a row that may
     read nothing gives 0 with LSE minus infinity. A key that no query may read never reaches the
-    result, whatever it holds. The LSE is a natural logarithm in
-    float32. Any lengths and strides; widths D and E from 1 to 256, padded to powers of two of at
-    least 16 on chip. float32, float16 and bfloat16; products are summed in float32, and in 16 bits
-    the weights are rounded to the dtype before they meet the values.
+    result, whatever it holds. The LSE is a natural logarithm in float32. Any lengths and strides;
+    widths D and E from 1 to 256, padded to powers of two of at least 16 on chip. float32, float16
+    and bfloat16; products are summed in float32, and in 16 bits the weights are rounded to the
+    dtype before they meet the values.
 
     Differentiable in q, k and v through both results, once. Raises ``ValueError`` for inputs that
     do not fit together, and where kernels are compiled but tensors are not on a GPU.

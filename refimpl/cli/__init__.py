@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import refimpl
-from refimpl.cli import doctor, fetch, generate, plan, roofline, size, spec
+from refimpl.cli import doctor, fetch, generate, plan, roofline, size, spec, xray
 
 COMMANDS = {
     "size": size,
@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": plan,
     "spec": spec,
     "generate": generate,
+    "xray": xray,
     "fetch": fetch,
     "doctor": doctor,
 }

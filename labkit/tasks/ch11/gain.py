@@ -138,8 +138,9 @@ SPECULATION_GAIN = Task(
     mutants=(
         Mutant(
             "wider pass for free",
-            "γ · c + 1 takes a pass over γ + 1 tokens for as fast as a plain step; measure it: 14 "
-            "percent more makes 2.76 times of 3.11, and a compute-bound batch leaves no gain",
+            "γ · c + 1, with c = draft_ms / step_ms, takes the pass over γ + 1 tokens for as fast "
+            "as a plain step; measure it: 14 percent longer makes 3.11 times 2.76, and in a "
+            "compute-bound batch nothing is left",
             _gain_free_verify,
         ),
         Mutant(

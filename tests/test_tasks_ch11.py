@@ -112,6 +112,9 @@ def test_prompt_lookup_expects_the_places_that_a_pattern_finds():
         best = max(map(len, behind), default=0)
         longest = [[ord(c) - 97 for c in draft] for draft in behind if len(draft) == best]
         assert example.expected == (longest[-1] if longest else [])
+    for answer in TASKS["prompt_lookup"].answers:
+        assert answer([5, 6, 7, 8, 5, 6], 2, 3) == [7, 8, 5]
+        assert answer([5], 2, 3) == answer([1, 2, 3], 2, 3) == []
 
 
 def test_gain_expects_what_was_published_and_what_a_wider_pass_leaves():
@@ -152,7 +155,7 @@ def counted_law(function: Callable[..., Any], target: str, draft: str) -> list[F
     """What comes out, over all drafts and a grid of both uniforms: a count, no sample."""
     laws = tensor(law(target)), tensor(law(draft))
     out = [Fraction(0)] * len(law(target))
-    us, vs = midpoints(16), midpoints(24)
+    us, vs = midpoints(8), midpoints(12)
     for token, chance in enumerate(law(draft)):
         for u, v in product(us, vs) if chance else ():
             other, _ = function(*laws, token, u, v)
@@ -337,7 +340,7 @@ def test_the_loop_expects_plain_decoding_and_fewer_calls_for_better_drafts():
         assert not always_right or calls == math.ceil(len(new) / (gamma + 1))
 
 
-def test_a_loop_without_end_is_stopped_and_a_changed_prompt_is_seen():
+def test_a_prompt_that_is_extended_in_place_is_seen():
     def extends(target, draft, prompt, gamma, max_new_tokens, stop_tokens):
         answer = TASKS["speculate_greedily"].answers[0]
         new = answer(target, draft, prompt, gamma, max_new_tokens, stop_tokens)

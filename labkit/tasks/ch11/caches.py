@@ -100,10 +100,10 @@ TOKENS_TO_KEEP = Task(
     level=2,
     spec=(
         "How many tokens the target's and the draft model's cache keep after a round. Before it "
-        "the text had num_tokens tokens and each cache held all but the last; then the draft model "
-        "read that one and all its drafts but the last, the target read that one and all gamma "
-        "drafts; num_accepted drafts and one token of the target are now the text's end. What is "
-        "kept must be the text's own beginning, and as much as there is."
+        "the text had num_tokens tokens and each cache held all but the last. The target then read "
+        "that one and all gamma drafts; the draft model read as many tokens as it drafted, that "
+        "one and its drafts but the last. Now num_accepted drafts and one token of the target end the "
+        "text. What is kept must be the text's own beginning, and as much of it as is held."
     ),
     signature="tokens_to_keep(num_tokens: int, gamma: int, num_accepted: int) -> tuple[int, int]",
     properties=(
@@ -166,9 +166,9 @@ TOKENS_TO_KEEP = Task(
         ),
         Mutant(
             "last draft taken for read",
-            "where all are accepted the draft model holds one token less than the target: its last "
-            "draft was written and never read. Left out, the next drafts miss it, and acceptance "
-            "falls after every perfect round",
+            "where all are accepted, or none was drafted, the draft model holds one token less "
+            "than the target: it never read the last one it wrote. Left out, the next drafts miss it, "
+            "and acceptance falls after every perfect round",
             _keep_same,
         ),
         Mutant(

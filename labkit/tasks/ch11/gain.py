@@ -139,8 +139,8 @@ SPECULATION_GAIN = Task(
         Mutant(
             "wider pass for free",
             "γ · c + 1, with c = draft_ms / step_ms, takes the pass over γ + 1 tokens for as fast "
-            "as a plain step; measure it: 14 percent longer makes 3.11 times 2.76, and in a "
-            "compute-bound batch nothing is left",
+            "as a plain step; measure it: 14 percent longer turns 3.11 times into 2.76, and "
+            "a compute-bound batch leaves nothing",
             _gain_free_verify,
         ),
         Mutant(

@@ -184,8 +184,8 @@ PROMPT_LOOKUP = Task(
         ),
         Mutant(
             "latest place, whatever follows",
-            "in a text that repeats itself the latest place is a token or two before the end: a "
-            "single token is drafted where a whole block could be",
+            "the latest place has too little behind it: in a text that repeats itself it is a "
+            "token or two before the end, and as few are drafted where a whole block could be",
             _lookup_latest,
         ),
         Mutant(

@@ -102,8 +102,8 @@ TOKENS_TO_KEEP = Task(
         "How many tokens the target's and the draft model's cache keep after a round. Before it "
         "the text had num_tokens tokens and each cache held all but the last. The target then read "
         "that one and all gamma drafts; the draft model read as many tokens as it drafted, that "
-        "one and its drafts but the last. Now num_accepted drafts and one token of the target end the "
-        "text. What is kept must be the text's own beginning, and as much of it as is held."
+        "one and its drafts but the last. Now num_accepted drafts and one token of the target end "
+        "the text. What is kept must be the text's own beginning, and as much of it as is held."
     ),
     signature="tokens_to_keep(num_tokens: int, gamma: int, num_accepted: int) -> tuple[int, int]",
     properties=(
@@ -167,8 +167,8 @@ TOKENS_TO_KEEP = Task(
         Mutant(
             "last draft taken for read",
             "where all are accepted, or none was drafted, the draft model holds one token less "
-            "than the target: it never read the last one it wrote. Left out, the next drafts miss it, "
-            "and acceptance falls after every perfect round",
+            "than the target: it never read the last one it wrote. Left out, the next drafts miss "
+            "it, and acceptance falls after every perfect round",
             _keep_same,
         ),
         Mutant(

@@ -12,6 +12,7 @@ import rewritten_ch02
 import rewritten_ch03
 import rewritten_ch04
 import rewritten_ch07
+import rewritten_ch11
 import torch
 from task_tools import examples
 from torch.nn import functional as F
@@ -31,6 +32,7 @@ BY_MUTANT = [
 BY_TASK = [pytest.param(task, id=name) for name, task in TASKS.items()]
 
 
+ROUNDS = ("verify_block", "prompt_lookup", "speculate_greedily")  # rows end early or late
 POOLS = ("append_slot", "free_table", "truncate_table", "reorder_beams")  # lists grow and shrink
 LENGTH_IS_WRONG = {
     ("append_and_read", "whole buffer returned"),
@@ -39,7 +41,7 @@ LENGTH_IS_WRONG = {
     ("gather_blocks", "block 0 taken for padding"),
 } | {
     (name, mutant.name)
-    for name in ("generate", "cached_generate", *POOLS)
+    for name in ("generate", "cached_generate", *POOLS, *ROUNDS)
     for mutant in TASKS[name].mutants
 }  # mistakes whose results have the right number of axes and not the right length
 
@@ -336,6 +338,7 @@ REWRITTEN = [
     *rewritten_ch03.REWRITTEN,
     *rewritten_ch04.REWRITTEN,
     *rewritten_ch07.REWRITTEN,
+    *rewritten_ch11.REWRITTEN,
 ]
 
 
@@ -373,6 +376,15 @@ def test_every_task_has_a_mistake_written_differently():
         ("paging_frees", lambda lengths, max_tokens, P, L, H, G, D, dtype: f"{3 * max_tokens} B"),
         ("free_table", lambda table, ref_counts, free: -len(free)),
         ("reorder_beams", lambda tables, parents, ref_counts, free: [[] for _ in parents]),
+        ("expected_tokens", lambda alpha, gamma: 3 * alpha + gamma),
+        ("greedy_accept", lambda drafts, best: (len(drafts) // 2, 77)),
+        ("residual", lambda target, draft: target.flip(0) / 2),
+        ("accept_or_resample", lambda target, draft, token, u, v: (0, False)),
+        ("output_law", lambda draft, accept, replacement: 3 * draft * accept),
+        ("verify_block", lambda target, draft, tokens, us, u: [*tokens, 0][::-1]),
+        ("tokens_to_keep", lambda num_tokens, gamma, accepted: (3, num_tokens * gamma)),
+        ("speculation_gain", lambda alpha, gamma, draft, step, verify: f"{7 + gamma} times"),
+        ("prompt_lookup", lambda tokens, ngram, num_draft: tokens[:num_draft]),
         # Two mistakes at once are neither of the two.
         ("attend", lambda q, k, v: 2 * attend_modulo(q, k, v)),
     ],
@@ -430,6 +442,16 @@ def test_an_unknown_mistake_gets_no_name(name, function):
         ("free_table", np.int64),
         ("truncate_table", float),
         ("reorder_beams", lambda tables: tuple(tuple(table) for table in tables)),
+        ("expected_tokens", torch.tensor),
+        ("greedy_accept", list),
+        ("residual", lambda law: law.double().numpy()),
+        ("accept_or_resample", lambda pair: (torch.tensor(pair[0]), torch.tensor(pair[1]))),
+        ("output_law", lambda law: law.tolist()),
+        ("verify_block", torch.tensor),
+        ("tokens_to_keep", torch.tensor),
+        ("speculation_gain", lambda text: text.replace("times", "×")),
+        ("prompt_lookup", tuple),
+        ("speculate_greedily", np.array),
     ],
 )
 def test_a_right_answer_is_right_in_any_container(name, convert):

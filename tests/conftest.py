@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,10 @@ from notebook_tools import Cell, Report, make_notebook, run_pytest
 
 from labkit import pairing
 from labkit.kernels import ROOT
+
+# Triton keeps the mode in which it is first imported, and transformers imports it: come first.
+with contextlib.suppress(ImportError):
+    import refimpl.kernels  # noqa: F401
 
 # These run whole notebooks or large models: started last, they would run alone at the end.
 _LONG = ("test_sabotage.py", "test_negation.py", "test_weights.py", "test_site.py")

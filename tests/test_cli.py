@@ -327,7 +327,7 @@ def test_help_lists_only_what_exists(capsys: pytest.CaptureFixture[str]) -> None
     for name in COMMANDS:
         assert main([name, "--help"]) == 0
     assert main(["--version"]) == 0
-    text = capsys.readouterr().out
+    capsys.readouterr()
 
 
 # --- the model's file -------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from refimpl.cache import ContiguousCache, KVCache
 from refimpl.cache.protocol import integers
-from refimpl.decode.rows import Tokens, if_ragged, last_logits, pad, read_prompts
+from refimpl.decode.rows import Tokens, if_ragged, logits_behind, pad, read_prompts
 from refimpl.model import Decoder
 
 OnToken = Callable[[int, int], None]
@@ -82,7 +82,7 @@ class Batch:
         """Store every prompt in one pass; the logits ``[B, V]`` behind each."""
         padded_BT, lengths_B = pad(self.rows)
         logits_BTV = self.model(padded_BT, cache=cache, lengths_B=if_ragged(lengths_B))
-        return last_logits(logits_BTV, lengths_B)
+        return logits_behind(logits_BTV, lengths_B)
 
     def fork(self, num_samples: int) -> None:
         """Make the one row that many rows, which go on apart."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from refimpl.cache import KVCache
 from refimpl.decode.batch import Batch, OnToken, SamplerLike
-from refimpl.decode.rows import Tokens, if_ragged, last_logits, pad
+from refimpl.decode.rows import Tokens, if_ragged, logits_behind, pad
 from refimpl.model import Decoder
 from refimpl.sampling import greedy
 
@@ -28,7 +28,7 @@ def generate_naive(
     while batch.running:
         padded_BT, lengths_B = pad(batch.rows)
         logits_BTV = model(padded_BT, lengths_B=if_ragged(lengths_B))
-        batch.accept(_sample(last_logits(logits_BTV, lengths_B), sampler, generator))
+        batch.accept(_sample(logits_behind(logits_BTV, lengths_B), sampler, generator))
     return batch.result()
 
 
@@ -83,7 +83,7 @@ def feed_back(
         # A finished row feeds a token that is neither stored nor read: it gets no slot.
         lengths_B = [int(row in batch.running) for row in range(len(batch.rows))]
         logits_BTV = batch.model(tokens_B1, cache=cache, lengths_B=if_ragged(lengths_B))
-        batch.accept(_sample(last_logits(logits_BTV, lengths_B), sampler, generator))
+        batch.accept(_sample(logits_behind(logits_BTV, lengths_B), sampler, generator))
 
 
 def _sample(

@@ -47,7 +47,7 @@ def if_ragged(lengths_B: list[int]) -> list[int] | None:
     return lengths_B if min(lengths_B) < max(lengths_B) else None
 
 
-def last_logits(logits_BTV: Tensor, lengths_B: list[int]) -> Tensor:
+def logits_behind(logits_BTV: Tensor, lengths_B: list[int]) -> Tensor:
     """Logits ``[B, V]`` behind each row's last real token."""
     last = (torch.tensor(lengths_B) - 1).clamp(min=0)
     return logits_BTV[torch.arange(len(lengths_B)), last]

@@ -174,7 +174,7 @@ ACCEPT_OR_RESAMPLE = Task(
             ),
         ),
         Property(
-            "a token of which the target gives less stands as often as target / draft says",
+            "a token that the target gives less stands as often as target / draft says",
             lambda: _accept_examples(
                 ("1/4 3/4", "1/2 1/2", 0, 0.375, 0.25),
                 ("1/4 3/4", "1/2 1/2", 0, 0.625, 0.25),

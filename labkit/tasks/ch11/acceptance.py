@@ -212,7 +212,7 @@ ACCEPT_OR_RESAMPLE = Task(
             edge=True,
         ),
         Property(
-            "a token that neither law gives anything, from a draft drawn before its filter",
+            "a token that neither law gives anything, drawn before the filter",
             lambda: _accept_examples(("0 3/4 1/4", "0 1/4 3/4", 0, 0.5, 0.5)),
             edge=True,
         ),

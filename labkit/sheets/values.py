@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from labkit.sheets.errors import SheetError
-from refimpl import blocks, cache, capacity, decode, roofline, sizing, units
+from refimpl import blocks, cache, capacity, decode, roofline, sizing, speculative, units
 from refimpl.architecture import Architecture
 from refimpl.blocks import policies, replay
 from refimpl.cache import ConcatenatingCache, ContiguousCache, KVCache
@@ -110,6 +110,7 @@ NAMES: dict[str, Any] = {
     "run_loop": run_loop,
     "rows_written": rows_written,
     "sizing": sizing,
+    "speculative": speculative,
     "stored_bytes": stored_bytes,
     "units": units,
     "len": len,

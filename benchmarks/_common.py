@@ -1,5 +1,6 @@
 """What every benchmark here shares: samples taken in turn, machine facts, tables."""
 
+import argparse
 import dataclasses
 import datetime
 import importlib.metadata
@@ -141,3 +142,26 @@ def write(path: Path, title: str, table: str, data: Mapping[str, object]) -> Non
 
 def _is_number(cell: str) -> bool:
     return cell.replace(",", "").replace(".", "").replace("%", "").strip().isdigit()
+
+
+class Options(argparse.ArgumentParser):
+    """A benchmark's options: those that all have, and what each adds to them."""
+
+    def __init__(self, doc: str, *, quick: str, per: str) -> None:
+        super().__init__(description=doc.splitlines()[0])
+        self.add_argument("--quick", action="store_true", help=quick)
+        self.add_argument(
+            "--patience",
+            type=float,
+            default=0.0,
+            metavar="SECONDS",
+            help=f"on a shared machine: how long to wait for undisturbed rounds, per {per}",
+        )
+        self.add_argument("--write", type=Path, metavar="FILE", help="keep the run: .md or .json")
+
+    def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """The options given; exits with a message where the run could not be written."""
+        options = self.parse_args(argv)
+        if options.write and options.write.suffix not in (".md", ".json"):
+            self.error(f"--write {options.write.name!r}: the name must end in .md or .json")
+        return options

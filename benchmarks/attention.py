@@ -8,7 +8,6 @@ variants take turns in one process. Peak memory is what torch's allocator handed
 v at the worst moment, output included: it is counted, and is the same in every run.
 """
 
-import argparse
 import dataclasses
 import os
 import statistics
@@ -173,22 +172,13 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="three rounds, up to 4,096 tokens")
+    parser = _common.Options(
+        __doc__, quick="three rounds, up to 4,096 tokens", per="length and mask"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", metavar="N", help="lengths to measure")
     parser.add_argument("--threads", type=int, metavar="N", help="threads for torch to use")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="on a shared machine: how long to wait for undisturbed rounds, per length and mask",
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="keep the run: .md or .json")
-    options = parser.parse_args(argv)
+    options = parser.read(argv)
     lengths = options.tokens or (LENGTHS[:-1] if options.quick else LENGTHS)
-    if options.write and options.write.suffix not in (".md", ".json"):
-        parser.error(f"--write {options.write.name!r}: the name must end in .md or .json")
     if min(lengths) < 1:
         parser.error(f"--tokens {min(lengths)}: give at least one token")
     if options.threads is not None and options.threads < 1:

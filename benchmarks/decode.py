@@ -9,7 +9,6 @@ from there. The bound is what a step has to read, weights and cache, at the band
 between the rounds of the same run.
 """
 
-import argparse
 import dataclasses
 import itertools
 import statistics
@@ -232,22 +231,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
+    parser = _common.Options(__doc__, quick="fewer rounds and steps", per="dtype and context")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=list(DTYPES))
     parser.add_argument("--context", type=int, nargs="+", default=[128, 2048], metavar="TOKENS")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="on a shared machine: how long to wait for undisturbed rounds, per dtype and context",
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="keep the run: .md or .json")
-    options = parser.parse_args(argv)
+    options = parser.read(argv)
     steps, repeats = (16, 3) if options.quick else (32, 9)
-    if options.write and options.write.suffix not in (".md", ".json"):
-        parser.error(f"--write {options.write.name!r}: the name must end in .md or .json")
     if min(options.context) < 1:
         parser.error(f"--context {min(options.context)}: give at least one token")
 

@@ -9,7 +9,6 @@ same in every cache: what they say does not change the work. Physical blocks are
 so that no two neighbours of a sequence lie side by side except by chance.
 """
 
-import argparse
 import dataclasses
 import itertools
 import random
@@ -247,24 +246,13 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and steps")
+    parser = _common.Options(__doc__, quick="fewer rounds and steps", per="dtype and batch")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=list(DTYPES))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], metavar="ROWS")
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS")
     parser.add_argument("--block-size", type=int, default=16, metavar="TOKENS")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="on a shared machine: how long to wait for undisturbed rounds, per dtype and batch",
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="keep the run: .md or .json")
-    options = parser.parse_args(argv)
+    options = parser.read(argv)
     steps, repeats = (8, 3) if options.quick else (16, 9)
-    if options.write and options.write.suffix not in (".md", ".json"):
-        parser.error(f"--write {options.write.name!r}: the name must end in .md or .json")
     if min(*options.batch, options.block_size, options.context - 1) < 1:
         parser.error(
             f"--batch {min(options.batch)}, --block-size {options.block_size}, --context "

@@ -9,7 +9,6 @@ from times measured in the same run: a pass of the target over γ + 1 tokens and
 step, and the share of examined drafts that was accepted.
 """
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -251,22 +250,11 @@ def make_drafters(model: Decoder) -> dict[str, Drafter]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and tokens")
+    parser = _common.Options(__doc__, quick="fewer rounds and tokens", per="kind of text")
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["bf16"])
     parser.add_argument("--gamma", type=int, default=4, metavar="N", help="drafts in a block")
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="on a shared machine: how long to wait for undisturbed rounds, per kind of text",
-    )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="keep the run: .md or .json")
-    options = parser.parse_args(argv)
+    options = parser.read(argv)
     new, repeats = (48, 3) if options.quick else (96, 7)
-    if options.write and options.write.suffix not in (".md", ".json"):
-        parser.error(f"--write {options.write.name!r}: the name must end in .md or .json")
     if options.gamma < 1:
         parser.error(f"--gamma {options.gamma}: give at least one draft")
 

@@ -560,9 +560,9 @@ def test_the_first_token_has_the_targets_law_over_fixed_logits(sampler: Sampler)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"max_new_tokens": -1}, "max_new_tokens must be an integer of at least 0, got -1"),
+        ({"max_new_tokens": -1}, "max_new_tokens must be at least 0, got -1"),
         ({"max_new_tokens": True}, "got True"),
-        ({"gamma": -1}, "gamma must be an integer of at least 0, got -1"),
+        ({"gamma": -1}, "gamma must be at least 0, got -1"),
         ({"gamma": 2.0}, "got 2.0"),
         ({"gamma": True}, "got True"),
         ({"tokens": []}, "prompt 0 is empty"),

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from task_tools import examples
+from task_tools import (
+    examples,
+    ranges_from_a_warm_up_to_a_hard_one,
+)
 from torch.nn import functional as F
 
 from labkit.examine import examine
@@ -31,10 +34,7 @@ def test_all_six_broken_caches_are_among_the_wrong_answers():
 
 
 def test_there_are_enough_tasks_from_a_warm_up_to_a_hard_one():
-    assert len(TASKS) >= 6
-    first = next(iter(TASKS.values()))
-    assert (first.minutes, first.level) == (2, 1)
-    assert any(task.level == 3 for task in TASKS.values())
+    ranges_from_a_warm_up_to_a_hard_one(TASKS, asked=0)
 
 
 def test_cache_bytes_expects_the_known_sizes():

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from task_tools import examples, expected_of
+from task_tools import (
+    examples,
+    expected_of,
+    ranges_from_a_warm_up_to_a_hard_one,
+    wrong_replies_are_named,
+)
 
 from labkit import answers
 from labkit.check import CheckFailed
@@ -25,11 +30,7 @@ LLAMA = (80, 64, 8, 128, "BF16")
 
 
 def test_there_are_enough_tasks_from_a_warm_up_to_a_hard_one():
-    assert len(TASKS) >= 6
-    first = next(iter(TASKS.values()))
-    assert (first.minutes, first.level) == (2, 1)
-    assert any(task.level == 3 for task in TASKS.values())
-    assert len(ASKED) >= 2
+    ranges_from_a_warm_up_to_a_hard_one(TASKS, asked=2)
 
 
 # ── the oracles ──────────────────────────────────────────────────────────────────────────────
@@ -299,15 +300,7 @@ def test_right_replies_pass_in_any_unit_and_wrong_ones_are_named(name, seed, cap
     for unit in ("kB", "KiB", "MB", "GB", "GiB"):
         answers.reply(name, f"{right[0] / answers.UNITS[unit][1]:.9f} {unit}", seed)
     assert capsys.readouterr().out.count("right: ") == 5
-    size = {m.diagnosis: task.call(m.function, *task.draw(seed)) for m in task.mutants}
-    for mutant in task.mutants:
-        mine = size[mutant.diagnosis]
-        if abs(mine - right[0]) <= answers.TOLERANCE * right[0]:
-            continue  # the mistake changes nothing on these numbers
-        with pytest.raises(CheckFailed) as failed:
-            answers.reply(name, mutant.function(*task.draw(seed)), seed)
-        named = failed.value.diagnosis  # of two mistakes that give one number, either
-        assert abs(mine - size[named]) <= answers.TOLERANCE * size[named]
+    wrong_replies_are_named(task, seed, right[0])
 
 
 def test_half_a_block_and_nothing_are_no_answer_to_what_remains():

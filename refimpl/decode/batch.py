@@ -39,12 +39,17 @@ class Batch:
         self.running = set(range(len(self.rows))) if max_new_tokens else set()
         self._check_total(max(self.prompt_lengths), model.arch.max_context, "the context")
 
+    @property
+    def max_length(self) -> int:
+        """Slots of the longest row at the end: the last new token is never fed back."""
+        return max(self.prompt_lengths) + max(self.max_new_tokens - 1, 0)
+
     def new_cache(self) -> ContiguousCache:
         """A cache with just the room that these prompts need."""
         return ContiguousCache(
             self.model.arch,
             batch_size=len(self.rows),
-            max_tokens=max(self.prompt_lengths) + max(self.max_new_tokens - 1, 0),
+            max_tokens=self.max_length,
             dtype=self.model.dtype,
         )
 
@@ -57,17 +62,24 @@ class Batch:
         if len(held) != len(self.rows):
             raise ValueError(f"the cache has {len(held)} rows, there are {len(self.rows)} prompts")
         lengths = self.prompt_lengths * num_samples
-        uneven = len(set(lengths)) > 1 or bool(self.stop_tokens)
-        if len(lengths) > 1 and uneven and not getattr(cache, "ragged", True):
-            raise ValueError(
-                f"{type(cache).__name__} keeps rows of one length: prompts of lengths "
-                f"{lengths} with stop tokens {sorted(self.stop_tokens)} may end apart"
-            )
+        if (
+            len(lengths) > 1
+            and not getattr(cache, "ragged", True)
+            and (why := self._apart(lengths))
+        ):
+            raise ValueError(f"{type(cache).__name__} keeps rows of one length: {why}")
         longest = max(h + p for h, p in zip(held, self.prompt_lengths, strict=True))
         self._check_total(longest, self.model.arch.max_context, "the context")
         limit = getattr(cache, "max_tokens", None)
         if limit is not None:
             self._check_total(longest, limit, "the cache")
+
+    def _apart(self, lengths: list[int]) -> str:
+        """Why rows of these lengths may not stay equally long; empty where they do."""
+        if len(set(lengths)) == 1 and not self.stop_tokens:
+            return ""
+        stop_tokens = sorted(self.stop_tokens)
+        return f"prompts of lengths {lengths} with stop tokens {stop_tokens} may end apart"
 
     def _check_total(self, longest: int, limit: int, what: str) -> None:
         # The last new token is returned but never fed back, so it needs no slot.

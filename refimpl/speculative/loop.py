@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from refimpl.cache import ContiguousCache, KVCache
+from refimpl.cache import KVCache
 from refimpl.decode import OnToken, Tokens
+from refimpl.decode.rows import if_ragged, pad
 from refimpl.drafters import Draft, Drafter, one_hot
 from refimpl.model import Decoder
 from refimpl.sampling import Sampler, draw, greedy
@@ -53,25 +54,21 @@ def generate_speculative(
     vocabulary, or for rows that share one length in their cache but may gain different numbers.
     """
     rows = Rows(model, drafter, tokens, max_new_tokens, gamma, stop_tokens, on_token)
-    total = max(len(row) for row in rows.texts) + max(max_new_tokens - 1, 0)
-    if cache is None:
-        cache = ContiguousCache(
-            model.arch, batch_size=len(rows.texts), max_tokens=total, dtype=model.dtype
-        )
+    cache = rows.new_cache() if cache is None else cache
     rows.check_room(cache)
     held = cache.num_tokens.tolist()
-    choice = _Choice(sampler, process, _one_each(generator, len(rows.texts)))
-    passes, rounds = 0, [[] for _ in rows.texts]
+    choice = _Choice(sampler, process, _one_each(generator, len(rows.rows)))
+    passes, rounds = 0, [[] for _ in rows.rows]
     try:
         if rows.running:
-            drafter.start(len(rows.texts), total)
+            drafter.start(len(rows.rows), rows.max_length)
         while rows.running:
             counts = rows.draft_counts()
-            drafts = rows.checked(drafter.propose(rows.texts, counts, choice.draft), counts)
+            drafts = rows.checked(drafter.propose(rows.rows, counts, choice.draft), counts)
             logits = _target_pass(model, cache, rows, drafts, held)
             passes += 1
             for row in sorted(rows.running):
-                new, accepted = choice.verify(row, logits[row], rows.texts[row], drafts[row])
+                new, accepted = choice.verify(row, logits[row], rows.rows[row], drafts[row])
                 emitted = rows.extend(row, new)
                 rounds[row].append(Round(len(drafts[row].tokens), accepted, emitted))
             cache.truncate([h + rows.stored(row) for row, h in enumerate(held)])
@@ -147,13 +144,10 @@ def _target_pass(
     stored = [int(n) - h for n, h in zip(cache.num_tokens, held, strict=True)]
     new = [
         [*text[n:], *draft.tokens] if row in rows.running else []
-        for row, (text, n, draft) in enumerate(zip(rows.texts, stored, drafts, strict=True))
+        for row, (text, n, draft) in enumerate(zip(rows.rows, stored, drafts, strict=True))
     ]
-    lengths = [len(tokens) for tokens in new]
-    longest = max(lengths)
-    padded_BT = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
-    ragged = min(lengths) < longest
-    logits_BTV = model(padded_BT, cache=cache, lengths_B=lengths if ragged else None)
+    padded_BT, lengths = pad(new)
+    logits_BTV = model(padded_BT, cache=cache, lengths_B=if_ragged(lengths))
     return [
         logits_BTV[row, max(0, length - len(draft.tokens) - 1) : length]
         for row, (length, draft) in enumerate(zip(lengths, drafts, strict=True))

@@ -114,6 +114,21 @@ def normal(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor
     return torch.randn(shape, generator=seeded(seed), dtype=torch.float64).to(dtype)
 
 
+def new_tokens(
+    arch: Architecture, B: int, T: int, seed: int, dtype: torch.dtype = torch.float64
+) -> tuple:
+    """Distinguishable keys and values: values are keys plus 1,000."""
+    k = normal(seed, B, arch.num_kv_heads, T, arch.head_dim)
+    return k.to(dtype), (k + 1000).to(dtype)
+
+
+def append_all(cache: Any, arch: Architecture, T: int, seed: int, lengths: Any = None) -> None:
+    """One step: new tokens in every layer, different ones in each."""
+    B = len(cache.num_tokens)
+    for layer in range(arch.num_layers):
+        cache.append(layer, *new_tokens(arch, B, T, seed + layer, cache.dtype), lengths)
+
+
 def token_ids(seed: int, vocab_size: int, *shape: int) -> Tensor:
     """Random token ids."""
     return torch.randint(vocab_size, shape, generator=seeded(seed))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles import CASES, GQA, MHA, MQA, normal, tiny, token_ids
+from oracles import CASES, GQA, MHA, MQA, append_all, new_tokens, normal, tiny, token_ids
 
 from refimpl.architecture import Architecture
 from refimpl.attention import attend
@@ -23,19 +23,6 @@ MAKERS = {
     "concatenating": lambda arch, B, **o: ConcatenatingCache(arch, batch_size=B, **o),
 }
 either = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-
-
-def new_tokens(arch: Architecture, B: int, T: int, seed: int, dtype: torch.dtype = F64) -> tuple:
-    """Distinguishable keys and values: values are keys plus 1,000."""
-    k = normal(seed, B, arch.num_kv_heads, T, arch.head_dim)
-    return k.to(dtype), (k + 1000).to(dtype)
-
-
-def append_all(cache: Any, arch: Architecture, T: int, seed: int, lengths: Any = None) -> None:
-    """One step: new tokens in every layer, different ones in each."""
-    B = len(cache.num_tokens)
-    for layer in range(arch.num_layers):
-        cache.append(layer, *new_tokens(arch, B, T, seed + layer, cache.dtype), lengths)
 
 
 def snapshot(cache: Any, arch: Architecture) -> list[Any]:

@@ -22,7 +22,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from oracles import GQA, LLAMA3, MHA, MQA, attention_by_loops, normal, rows, tiny, token_ids
+from oracles import (
+    GQA,
+    LLAMA3,
+    MHA,
+    MQA,
+    append_all,
+    attention_by_loops,
+    new_tokens,
+    normal,
+    rows,
+    tiny,
+    token_ids,
+)
 from torch import Tensor
 
 from refimpl import weights
@@ -48,19 +60,6 @@ def shuffled(num_blocks: int, seed: int) -> list[int]:
 def on_pool(pool: BlockPool, batch_size: int) -> PagedCache:
     """A cache of empty rows over a pool."""
     return PagedCache.over(pool, [pool.allocator.allocate() for _ in range(batch_size)])
-
-
-def new_tokens(arch: Architecture, B: int, T: int, seed: int, dtype: torch.dtype = F64) -> tuple:
-    """Distinguishable keys and values: values are keys plus 1,000."""
-    k = normal(seed, B, arch.num_kv_heads, T, arch.head_dim)
-    return k.to(dtype), (k + 1000).to(dtype)
-
-
-def append_all(cache: Any, arch: Architecture, T: int, seed: int, lengths: Any = None) -> None:
-    """One step: new tokens in every layer, different ones in each."""
-    B = len(cache.num_tokens)
-    for layer in range(arch.num_layers):
-        cache.append(layer, *new_tokens(arch, B, T, seed + layer, cache.dtype), lengths)
 
 
 def poison(pool: BlockPool) -> None:

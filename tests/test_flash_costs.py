@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from refimpl import attention
 from refimpl.architecture import Architecture
 from refimpl.flash import costs, published
+from refimpl.hardware import ACCELERATORS
 from refimpl.sizing import kv_bytes_per_token
 
 PUBLISHED = rows("published_flash.json")
@@ -210,3 +211,21 @@ def test_compound_of_nothing_is_one() -> None:
 def test_numbers_that_mean_nothing_are_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_printed_speeds_are_the_printed_share_of_peak() -> None:
+    printed = {(v.name, v.accelerator): v for v in published.VERSIONS}
+    shares = {key: v.teraflops and v.teraflops * 1e12 for key, v in printed.items()}
+    # NVIDIA's data sheets, dense, 16 bits: 312, 989 and 2,250 TFLOP/s.
+    assert shares[("v2", "a100-80gb")] / 312e12 == pytest.approx(0.73, abs=0.01)
+    assert shares[("v3", "h100-sxm")] / 989e12 == pytest.approx(0.75, abs=0.01)
+    assert shares[("v4", "b200")] / 2250e12 == pytest.approx(0.71, abs=0.01)
+    for version in published.VERSIONS:
+        assert ACCELERATORS[version.accelerator].peak_flops["bf16"] in (312e12, 989e12, 2250e12)
+        assert 0 < version.low <= version.high < 1
+
+
+def test_versions_stand_in_the_order_of_their_papers() -> None:
+    assert [v.name for v in published.VERSIONS] == ["v1", "v2", "v2", "v3", "v4"]
+    dates = [v.date for v in published.VERSIONS]
+    assert dates == sorted(dates)

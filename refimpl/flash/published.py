@@ -48,3 +48,77 @@ COMPARISONS = {
 # Printed ranges of speed-ups of one version over the one before it, for the kernel alone.
 V2_OVER_V1 = (1.7, 3.0)  # FlashAttention-2, arXiv:2307.08691, A100
 V3_OVER_V2 = (1.5, 2.0)  # FlashAttention-3, arXiv:2407.08608, H100, FP16
+
+
+@dataclass(frozen=True)
+class Version:
+    """One FlashAttention paper: what it added, and the share of a GPU's peak its kernel reached.
+
+    ``teraflops`` is the highest speed printed for the kernel, None where only a share was printed;
+    ``low`` and ``high`` are that share, of dense 16-bit peak, as the authors print it.
+    ``accelerator`` is the key of the GPU in :data:`refimpl.hardware.ACCELERATORS`.
+    """
+
+    name: str
+    date: str
+    added: str
+    accelerator: str
+    teraflops: float | None
+    low: float
+    high: float
+    source: str
+
+
+# Forward and backward are not separated here: a range is what the abstract gives for the kernel.
+VERSIONS = (
+    Version(
+        name="v1",
+        date="2022-05",
+        added="tiles, running softmax, recomputation",
+        accelerator="a100-80gb",
+        teraflops=None,
+        low=0.25,
+        high=0.40,
+        source="arXiv:2307.08691, abstract",
+    ),
+    Version(
+        name="v2",
+        date="2023-07",
+        added="queries outside, programs along the sequence, one division",
+        accelerator="a100-80gb",
+        teraflops=230,
+        low=0.50,
+        high=0.73,
+        source="arXiv:2307.08691, abstract and section 1",
+    ),
+    Version(
+        name="v2",
+        date="2024-07",
+        added="the same kernel on Hopper",
+        accelerator="h100-sxm",
+        teraflops=None,
+        low=0.35,
+        high=0.35,
+        source="arXiv:2407.08608, abstract",
+    ),
+    Version(
+        name="v3",
+        date="2024-07",
+        added="TMA and asynchronous products, warp specialisation, FP8",
+        accelerator="h100-sxm",
+        teraflops=740,
+        low=0.75,
+        high=0.75,
+        source="arXiv:2407.08608, abstract",
+    ),
+    Version(
+        name="v4",
+        date="2026-03",
+        added="tensor memory, exponentials in software, fewer rescales",
+        accelerator="b200",
+        teraflops=1613,
+        low=0.71,
+        high=0.71,
+        source="arXiv:2603.05451, abstract",
+    ),
+)

@@ -7,7 +7,7 @@ Each has options of its own, as in ``python -m benchmarks.paged --help``; the on
 import argparse
 import sys
 
-from benchmarks import attention, decode, paged, speculative
+from benchmarks import attention, decode, kernels, paged, speculative
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds of each")
     arguments = ["--quick"] if parser.parse_args().quick else []
-    return max(run.main(arguments) for run in (decode, paged, attention, speculative))
+    return max(run.main(arguments) for run in (decode, paged, attention, kernels, speculative))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from refimpl import blocks, cache, capacity, decode, roofline, sizing, speculati
 from refimpl.architecture import Architecture
 from refimpl.blocks import policies, replay
 from refimpl.cache import ConcatenatingCache, ContiguousCache, KVCache
+from refimpl.flash import costs, published
 from refimpl.hardware import Accelerator
 
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:[,_]\d{3})*(?:\.\d+)?")
@@ -104,7 +105,9 @@ NAMES: dict[str, Any] = {
     "blocks": blocks,
     "cache": cache,
     "capacity": capacity,
+    "costs": costs,
     "policies": policies,
+    "published": published,
     "replay": replay,
     "roofline": roofline,
     "run_loop": run_loop,

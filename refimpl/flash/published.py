@@ -74,7 +74,7 @@ VERSIONS = (
     Version(
         name="v1",
         date="2022-05",
-        added="tiles, running softmax, recomputation",
+        added="tiles, running softmax",
         accelerator="a100-80gb",
         teraflops=None,
         low=0.25,
@@ -84,7 +84,7 @@ VERSIONS = (
     Version(
         name="v2",
         date="2023-07",
-        added="queries outside, programs along the sequence, one division",
+        added="queries outside, parallel along N",
         accelerator="a100-80gb",
         teraflops=230,
         low=0.50,
@@ -94,7 +94,7 @@ VERSIONS = (
     Version(
         name="v2",
         date="2024-07",
-        added="the same kernel on Hopper",
+        added="the same, on Hopper",
         accelerator="h100-sxm",
         teraflops=None,
         low=0.35,
@@ -104,7 +104,7 @@ VERSIONS = (
     Version(
         name="v3",
         date="2024-07",
-        added="TMA and asynchronous products, warp specialisation, FP8",
+        added="TMA, asynchrony, FP8",
         accelerator="h100-sxm",
         teraflops=740,
         low=0.75,
@@ -114,7 +114,7 @@ VERSIONS = (
     Version(
         name="v4",
         date="2026-03",
-        added="tensor memory, exponentials in software, fewer rescales",
+        added="tensor memory, exp in software",
         accelerator="b200",
         teraflops=1613,
         low=0.71,

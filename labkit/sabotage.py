@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -323,7 +324,17 @@ def _wrap(function: Callable[..., Any], report: Callable[[str], None]) -> Callab
         def changed(*args: Any, **kwargs: Any) -> Any:
             report("call dropped")
 
-    elif inspect.isgeneratorfunction(inspect.unwrap(function)):
+    elif hasattr(function, "__wrapped__") and inspect.isgeneratorfunction(function.__wrapped__):
+
+        @functools.wraps(function)
+        @contextlib.contextmanager
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            with function(*args, **kwargs) as value:
+                new, what = perturb(value)
+                report(what)
+                yield new
+
+    elif inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
         def changed(*args: Any, **kwargs: Any) -> Any:

@@ -232,3 +232,23 @@ def test_a_call_that_returns_nothing_is_dropped_and_properties_are_perturbed() -
         "assert said == ['int + 1', 'call dropped'], said\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=ROOT)
+
+
+def test_what_a_context_manager_hands_out_is_perturbed() -> None:
+    from contextlib import contextmanager
+
+    from labkit import sabotage
+
+    left = []
+
+    @contextmanager
+    def count():
+        try:
+            yield 5
+        finally:
+            left.append(True)
+
+    said: list[str] = []
+    with sabotage._wrap(count, said.append)() as value:
+        assert value == 6
+    assert said == ["int + 1"] and left == [True]

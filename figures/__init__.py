@@ -21,9 +21,24 @@ DRAWN_WITH = "3.11.2"
 
 def catalogue() -> dict[str, Record]:
     """Every figure of the book by name, in the order of the chapters."""
-    from figures import ch01, ch02, ch03, ch04, ch07, ch07_blocks, ch11, ch11_gains
+    from figures import (
+        ch01,
+        ch02,
+        ch03,
+        ch04,
+        ch07,
+        ch07_blocks,
+        ch09,
+        ch09_bytes,
+        ch09_tiles,
+        ch11,
+        ch11_gains,
+    )
 
-    modules = (ch01, ch02, ch03, ch04, ch07, ch07_blocks, ch11, ch11_gains)
+    modules = (
+        *(ch01, ch02, ch03, ch04, ch07, ch07_blocks),
+        *(ch09, ch09_tiles, ch09_bytes, ch11, ch11_gains),
+    )
     return {record.name: record for module in modules for record in module.FIGURES}
 
 

@@ -451,7 +451,7 @@ def _at(data: Data, batch: int, context: int) -> float:
 # ── Where things live ───────────────────────────────────────────────────────────────────────────
 
 # NVIDIA, H100 Tensor Core GPU Architecture (white paper, 2022): SXM5, per streaming multiprocessor.
-_MULTIPROCESSORS, _REGISTERS, _SHARED, _L2 = 132, 256 * 2**10, 228 * 2**10, 50 * 2**20
+_MULTIPROCESSORS, REGISTERS, SHARED, _L2 = 132, 256 * 2**10, 228 * 2**10, 50 * 2**20
 
 
 def hierarchy_data(batch: int = 32, context: int = 4096, tile: int = 128) -> Data:
@@ -467,8 +467,8 @@ def hierarchy_data(batch: int = 32, context: int = 4096, tile: int = 128) -> Dat
         "context": context,
         "tile": tile,
         "levels": {
-            "registers": _MULTIPROCESSORS * _REGISTERS,
-            "shared": _MULTIPROCESSORS * _SHARED,
+            "registers": _MULTIPROCESSORS * REGISTERS,
+            "shared": _MULTIPROCESSORS * SHARED,
             "l2": _L2,
             "hbm": gpu.memory_bytes,
         },

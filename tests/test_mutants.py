@@ -12,6 +12,7 @@ import rewritten_ch02
 import rewritten_ch03
 import rewritten_ch04
 import rewritten_ch07
+import rewritten_ch09
 import rewritten_ch11
 import torch
 from task_tools import examples
@@ -338,6 +339,7 @@ REWRITTEN = [
     *rewritten_ch03.REWRITTEN,
     *rewritten_ch04.REWRITTEN,
     *rewritten_ch07.REWRITTEN,
+    *rewritten_ch09.REWRITTEN,
     *rewritten_ch11.REWRITTEN,
 ]
 
@@ -376,6 +378,15 @@ def test_every_task_has_a_mistake_written_differently():
         ("paging_frees", lambda lengths, max_tokens, P, L, H, G, D, dtype: f"{3 * max_tokens} B"),
         ("free_table", lambda table, ref_counts, free: -len(free)),
         ("reorder_beams", lambda tables, parents, ref_counts, free: [[] for _ in parents]),
+        ("score_matrix", lambda H, N, B, dtype: f"{3 * H + N} B"),
+        ("running_step", lambda m, s, score: (m, s + score)),
+        ("fold_tile", lambda m, s, acc, scores, v: (m, s, 2 * acc)),
+        ("merge_parts", lambda outs, lses: (outs[-1], lses[0])),
+        ("key_tiles", lambda t, bt, T, S, bs, window: (0, t + S)),
+        ("tile_traffic", lambda T, S, D, block: (T * S, D * block)),
+        ("blocks_per_unit", lambda r, s, w, R, S, W: (R + S) // (r + s)),
+        ("tiled_attention", lambda q, read, S, block: q + read(0, min(S, block))[1][:1]),
+        ("tile_gradients", lambda q, k, v, d_out, lse, delta, scale: (d_out, k, v)),
         ("expected_tokens", lambda alpha, gamma: 3 * alpha + gamma),
         ("greedy_accept", lambda drafts, best: (len(drafts) // 2, 77)),
         ("residual", lambda target, draft: target.flip(0) / 2),
@@ -442,6 +453,15 @@ def test_an_unknown_mistake_gets_no_name(name, function):
         ("free_table", np.int64),
         ("truncate_table", float),
         ("reorder_beams", lambda tables: tuple(tuple(table) for table in tables)),
+        ("score_matrix", lambda text: f"{float(text[:-2]) / 1000:.6f} kB"),
+        ("running_step", lambda pair: torch.tensor(pair, dtype=torch.double)),
+        ("fold_tile", lambda parts: [part.double().numpy() for part in parts]),
+        ("merge_parts", lambda parts: [part.tolist() for part in parts]),
+        ("key_tiles", torch.tensor),
+        ("tile_traffic", list),
+        ("blocks_per_unit", np.int64),
+        ("tiled_attention", lambda out: out.double().numpy()),
+        ("tile_gradients", lambda parts: [part.numpy() for part in parts]),
         ("expected_tokens", torch.tensor),
         ("greedy_accept", list),
         ("residual", lambda law: law.double().numpy()),

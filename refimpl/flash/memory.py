@@ -34,6 +34,12 @@ class _LiveStorages(TorchDispatchMode):
         # A weak reference keeps the address from being used again while it stands here.
         self._known: dict[StorageWeakRef, int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise torch imports its compiler at the first operator, which takes seconds and brings
+        # Triton in, in whichever mode it finds.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
     ) -> Any:

@@ -211,9 +211,8 @@ MAP = Record(
         + f"""; the ridge is at {d["ridge"]:.0f}. Orange cells are compute-bound: those of large
         batches and short contexts, down to {_lowest(d)["faster"]:.2f} at batch
         {_lowest(d)["batch"]} and {_lowest(d)["context"]} tokens. From
-        {_k(_first_flat(d))} on every batch would keep {d["cells"][-1][-1]["faster"]:.2f}; a line
-        marks how far the caches fit the node, {d["fits"][-1]} sequences at
-        {_k(d["contexts"][-1])}, and what lies beyond exists on paper only.
+        {_k(_first_flat(d))} on every batch would keep {d["cells"][-1][-1]["faster"]:.2f}; beyond
+        a line, {d["fits"][-1]} sequences at {_k(d["contexts"][-1])}, caches no longer fit.
         """
     ),
     plot=_plot_map,

@@ -229,7 +229,10 @@ def test_map_says_where_the_cache_fits_and_where_nothing_is_lost() -> None:
     pool = 0.9 * NODE * 80e9 - WEIGHTS
     assert data["fits"] == [int(pool // (context * TOKEN)) for context in data["contexts"]]
     assert all(s["batch"] * s["context"] * TOKEN <= pool for s in data["settings"])
-    assert "From 8k on every batch keeps 3.36." in figures.alt("11_map")
+    assert "From 8k on every batch would keep 3.36; beyond a line, 10 sequences" in figures.alt(
+        "11_map"
+    )
+    assert data["fits"][-1] == 10
     for context, row in zip(data["contexts"], data["cells"], strict=True):
         kept = all(f"{cell['faster']:.2f}" == "3.36" for cell in row)
         assert kept == (context >= 8192)

@@ -79,7 +79,7 @@ _SUM, _ACC = 40.0, 3.6
 
 
 def _plot_softmax(data: Data, title: str) -> Figure:
-    figure, axes = style.canvas(416)
+    figure, axes = style.canvas(420)
     top = style.headline(axes, title) + 10
     last = data["steps"][-1]
     sums = top + 76 + _SUM * last["sum"]

@@ -175,7 +175,7 @@ _Part = tuple[str, int, str]
 
 
 def _plot_places(data: Data, title: str) -> Figure:
-    figure, axes = style.canvas(378)
+    figure, axes = style.canvas(382)
     top = style.headline(axes, title) + 12
     held, room = data["registers"], data["capacity"]
     unit = (style.WIDTH - 2 * MARGIN) / room["registers"]

@@ -267,7 +267,7 @@ def perturb(value: Any) -> tuple[Any, str]:
         return (value * 1.01 if value else 0.01), "float × 1.01"
     if isinstance(value, str):
         return value + "~", "string marked"
-    if type(value).__module__ == "torch" and hasattr(value, "is_floating_point"):
+    if type(value).__module__ == "torch" and hasattr(value, "numel"):  # a dtype has none
         return _perturb_tensor(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):

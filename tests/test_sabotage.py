@@ -252,3 +252,11 @@ def test_what_a_context_manager_hands_out_is_perturbed() -> None:
     with sabotage._wrap(count, said.append)() as value:
         assert value == 6
     assert said == ["int + 1"] and left == [True]
+
+
+def test_a_dtype_is_no_tensor() -> None:
+    import torch
+
+    from labkit.sabotage import perturb
+
+    assert perturb(torch.float32) == (torch.float32, "opaque")

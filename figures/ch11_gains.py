@@ -105,7 +105,8 @@ def _plot_map(data: Data, title: str) -> Figure:
         y = top + row * _HIGH
         style.label(axes, _LEFT - 6, y + _HIGH / 2, _k(contexts[row]), ha="right")
         for column, cell in enumerate(cells):
-            _cell(axes, _LEFT + column * _WIDE, y, cell, data)
+            held = cell["batch"] <= data["fits"][row]
+            _cell(axes, _LEFT + column * _WIDE, y, cell, data, held)
     _edge(axes, top, data)
     marks = {(s["batch"], s["context"]): n for n, s in enumerate(data["settings"], 1)}
     for (batch, context), number in marks.items():
@@ -124,15 +125,24 @@ def _plot_map(data: Data, title: str) -> Figure:
     words = (
         f"Llama-3-70B on eight H100s; γ = {data['gamma']}, α = {data['alpha']}, free drafts",
         "orange: the pass is compute-bound; bold: slower than plain decoding",
-        "left of the line the cache fits",
+        "right of the line, in grey: the cache does not fit beside the weights",
     )
     for line, text in enumerate(words):
         style.label(axes, MARGIN, y + 54 + 14 * line, text, size=SMALL, colour=MUTED)
     return figure
 
 
-def _cell(axes: Axes, x: float, y: float, cell: Data, data: Data) -> None:
-    """One value: green where the pass is memory-bound, else orange, stronger as it gains less."""
+def _cell(axes: Axes, x: float, y: float, cell: Data, data: Data, held: bool) -> None:
+    """One value: green where the pass is memory-bound, else orange, stronger as it gains less.
+
+    Where the cache is not held there is only arithmetic: grey on paper.
+    """
+    if not held:
+        style.block(axes, x, y, _WIDE, _HIGH, PAPER, edge=PAPER)
+        words = f"{cell['faster']:.2f}"
+        middle = x + _WIDE / 2, y + _HIGH / 2
+        style.label(axes, *middle, words, size=SMALL, colour=MUTED, ha="center")
+        return
     if cell["bound"] == "memory":
         fill = style.tint(NEW, 0.30)
     else:
@@ -192,8 +202,8 @@ MAP = Record(
     takeaway=lambda d: (
         f"The bound of {d['settings'][0]['faster']:.2f} times falls to "
         f"{d['settings'][1]['faster']:.2f} at batch {d['settings'][1]['batch']} and "
-        f"{_k(d['settings'][1]['context'])}, where verifying is compute-bound; at "
-        f"{_k(d['contexts'][-1])} no batch loses it"
+        f"{_k(d['settings'][1]['context'])}, where verifying is compute-bound; from "
+        f"{_k(_first_flat(d))} on no batch that fits loses it"
     ),
     describe=lambda d: (
         f"""
@@ -210,9 +220,16 @@ MAP = Record(
         )
         + f"""; the ridge is at {d["ridge"]:.0f}. Orange cells are compute-bound: those of large
         batches and short contexts, down to {_lowest(d)["faster"]:.2f} at batch
-        {_lowest(d)["batch"]} and {_lowest(d)["context"]} tokens. From
-        {_k(_first_flat(d))} on every batch would keep {d["cells"][-1][-1]["faster"]:.2f}; beyond
-        a line, {d["fits"][-1]} sequences at {_k(d["contexts"][-1])}, caches no longer fit.
+        {_lowest(d)["batch"]} and {_lowest(d)["context"]} tokens. A line ends each row where the
+        cache no longer fits beside the weights, in nine tenths of the memory: behind
+        """
+        + ", ".join(
+            f"{fits} sequences at {_k(context)}"
+            for context, fits in zip(d["contexts"], d["fits"], strict=True)
+            if fits < d["batches"][-1]
+        )
+        + f""". Cells beyond it, in grey, are arithmetic only. From {_k(_first_flat(d))} on every
+        batch that fits keeps {d["most"]:.2f}.
         """
     ),
     plot=_plot_map,
@@ -220,11 +237,11 @@ MAP = Record(
 
 
 def _first_flat(data: Data) -> int:
-    """The shortest context at which every pass is memory-bound to two decimals."""
+    """The shortest context at which no batch that fits loses any of the gain, to two decimals."""
     return next(
         context
-        for context, cells in zip(data["contexts"], data["cells"], strict=True)
-        if all(cell["faster"] > 0.999 * data["most"] for cell in cells)
+        for context, cells, fits in zip(data["contexts"], data["cells"], data["fits"], strict=True)
+        if all(cell["faster"] > 0.999 * data["most"] for cell in cells if cell["batch"] <= fits)
     )
 
 

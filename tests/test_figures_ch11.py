@@ -229,17 +229,28 @@ def test_map_says_where_the_cache_fits_and_where_nothing_is_lost() -> None:
     pool = 0.9 * NODE * 80e9 - WEIGHTS
     assert data["fits"] == [int(pool // (context * TOKEN)) for context in data["contexts"]]
     assert all(s["batch"] * s["context"] * TOKEN <= pool for s in data["settings"])
-    assert "From 8k on every batch would keep 3.36; beyond a line, 10 sequences" in figures.alt(
-        "11_map"
-    )
-    assert data["fits"][-1] == 10
-    for context, row in zip(data["contexts"], data["cells"], strict=True):
-        kept = all(f"{cell['faster']:.2f}" == "3.36" for cell in row)
+    alt = figures.alt("11_map")
+    assert "From 8k on every batch that fits keeps 3.36." in alt
+    assert "behind 324 sequences at 4k, 162 sequences at 8k, 40 sequences at 32k, 10 " in alt
+    for context, row, fits in zip(data["contexts"], data["cells"], data["fits"], strict=True):
+        kept = all(f"{cell['faster']:.2f}" == "3.36" for cell in row if cell["batch"] <= fits)
         assert kept == (context >= 8192)
     lowest = min(cell["faster"] for row in data["cells"] for cell in row)
     assert f"down to {lowest:.2f} at batch 512 and 512 tokens" in figures.alt("11_map")
     assert data["cells"][0][-1]["faster"] == lowest < 1
     assert data["fits"][0] >= 512
+
+
+def test_map_colours_only_what_fits() -> None:
+    data, drawn = figures.data("11_map"), cells(page("11_map"))
+    table = [(shape, fill) for shape, fill in drawn if shape.get_linewidth() != 2.0]
+    columns = sorted({shape.get_x() for shape, _ in table})
+    rows = sorted({shape.get_y() for shape, _ in table})
+    for shape, fill in table:
+        batch = data["batches"][columns.index(shape.get_x())]
+        context = data["contexts"][rows.index(shape.get_y())]
+        held = batch * context * TOKEN <= 0.9 * NODE * 80e9 - WEIGHTS
+        assert (fill != matplotlib.colors.to_hex(style.PAPER)) == held, (batch, context)
 
 
 def test_map_outlines_the_three_settings_in_their_cells() -> None:

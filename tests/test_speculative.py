@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -615,3 +616,17 @@ def test_published_numbers_are_reproduced(name: str) -> None:
         assert got != pytest.approx(printed, abs=row["tolerance"]), "it is the printed number"
     else:
         assert got == pytest.approx(printed, abs=row["tolerance"])
+
+
+def test_the_chapter_says_of_the_wider_pass_what_the_benchmark_found() -> None:
+    root = Path(__file__).resolve().parents[1]
+    section = (root / "benchmarks" / "README.md").read_text("utf-8").split("## Speculation")[1]
+    lines = [
+        line for line in section.splitlines() if line.startswith(("| chat", "| copy", "| prose"))
+    ]
+    found = sorted({float(line.split("|")[-3]) for line in lines})
+    assert len(lines) == 15
+    said = f"{found[0]:.2f} to {found[-1]:.2f}"
+    assert f"A pass over five tokens costs {said} passes over one." in section
+    chapter = (root / "chapters" / "11_speculative_sampling.md").read_text("utf-8")
+    assert f"The benchmark of this book has {said} for SmolLM2 in BF16 on two cores" in chapter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -37,8 +38,6 @@ for cell in json.load(sys.stdin):
 
 
 def run(cells: list[str], where: Path) -> subprocess.CompletedProcess[str]:
-    import json
-
     return subprocess.run(
         [sys.executable, "-c", _RUN, str(where)],
         input=json.dumps(cells),

@@ -9,7 +9,11 @@ import torch
 from task_tools import (
     examples,
     expected_of,
+    in_units,
+    questions,
     ranges_from_a_warm_up_to_a_hard_one,
+    right_replies_pass,
+    wrong_replies_are_named,
 )
 from torch.nn import functional as F
 
@@ -76,15 +80,8 @@ def test_the_crossing_is_the_first_length_that_weighs_more():
 
 @pytest.mark.parametrize("name", ASKED)
 def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
-    task = TASKS[name]
-    drawn = [task.draw(seed) for seed in SEEDS]
-    assert drawn == [task.draw(seed) for seed in SEEDS]
-    assert len(set(drawn)) > len(SEEDS) / 2
-    for seed, args in zip(SEEDS, drawn, strict=True):
-        answers.ask(name, seed)
-        question = capsys.readouterr().out
+    for args, question in questions(TASKS[name], SEEDS, capsys):
         numbers = set(re.findall(r"\d[\d,]*", question))
-        assert question.rstrip().endswith("?")
         # Every number of the shape is in the text, so that it can be answered on paper.
         shown = [f"{n:,}" for n in args if isinstance(n, int) and n < 10**7]
         assert set(shown) <= numbers
@@ -94,21 +91,8 @@ def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
 @pytest.mark.parametrize("seed", [0, 7, 23])
 def test_right_replies_pass_in_any_unit_and_wrong_ones_are_named(name, seed, capsys):
     task = TASKS[name]
-    right = [task.call(answer, *task.draw(seed)) for answer in task.answers]
-    assert right[0] == pytest.approx(right[1], rel=1e-4)
-    for answer in task.answers:
-        answers.reply(name, answer(*task.draw(seed)), seed)
-    if task.unit == "B":
-        for unit in ("GB", "MiB"):
-            answers.reply(name, f"{right[0] / answers.UNITS[unit][1]:.9f} {unit}", seed)
-    assert capsys.readouterr().out.count("right: ") >= 2
-    for mutant in task.mutants:
-        given = mutant.function(*task.draw(seed))
-        if abs(task.call(mutant.function, *task.draw(seed)) / right[0] - 1) <= answers.TOLERANCE:
-            continue  # the mistake changes nothing on these numbers
-        with pytest.raises(CheckFailed) as failed:
-            answers.reply(name, given, seed)
-        assert failed.value.diagnosis, (mutant.name, given)
+    units = in_units("GB", "MiB") if task.unit == "B" else lambda right: []
+    wrong_replies_are_named(task, seed, right_replies_pass(task, seed, units, capsys))
 
 
 def test_the_factors_that_the_chapter_warns_of_are_named():

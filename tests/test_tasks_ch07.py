@@ -14,7 +14,10 @@ import torch
 from task_tools import (
     examples,
     expected_of,
+    in_units,
+    questions,
     ranges_from_a_warm_up_to_a_hard_one,
+    right_replies_pass,
     wrong_replies_are_named,
 )
 
@@ -278,14 +281,8 @@ def test_a_block_popped_from_an_empty_list_is_shown_as_the_error_it_is():
 @pytest.mark.parametrize("name", ASKED)
 def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
     task = TASKS[name]
-    drawn = [task.draw(seed) for seed in SEEDS]
-    assert drawn == [task.draw(seed) for seed in SEEDS]
-    assert len(set(drawn)) > len(SEEDS) / 3
-    for seed, args in zip(SEEDS, drawn, strict=True):
-        answers.ask(name, seed)
-        question = capsys.readouterr().out
+    for args, question in questions(task, SEEDS, capsys):
         numbers = set(re.findall(r"\d[\d,]*\d|\d", question))
-        assert question.rstrip().endswith("?")
         flat = [n for x in args for n in (x if isinstance(x, tuple) else (x,))]
         assert {f"{n:,}" for n in flat if isinstance(n, int)} <= numbers
         assert task.call(task.answers[0], *args) > 0
@@ -295,12 +292,8 @@ def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
 @pytest.mark.parametrize("seed", [0, 7, 23])
 def test_right_replies_pass_in_any_unit_and_wrong_ones_are_named(name, seed, capsys):
     task = TASKS[name]
-    right = [task.call(answer, *task.draw(seed)) for answer in task.answers]
-    assert right[0] == pytest.approx(right[1])
-    for unit in ("kB", "KiB", "MB", "GB", "GiB"):
-        answers.reply(name, f"{right[0] / answers.UNITS[unit][1]:.9f} {unit}", seed)
-    assert capsys.readouterr().out.count("right: ") == 5
-    wrong_replies_are_named(task, seed, right[0])
+    units = in_units("kB", "KiB", "MB", "GB", "GiB")
+    wrong_replies_are_named(task, seed, right_replies_pass(task, seed, units, capsys))
 
 
 def test_half_a_block_and_nothing_are_no_answer_to_what_remains():

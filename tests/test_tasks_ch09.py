@@ -14,12 +14,15 @@ import torch
 from task_tools import (
     examples,
     expected_of,
+    in_units,
+    mutants,
+    questions,
     ranges_from_a_warm_up_to_a_hard_one,
+    right_replies_pass,
     wrong_replies_are_named,
 )
 from torch.nn import functional as F
 
-from labkit import answers
 from labkit.examine import examine
 from labkit.tasks import all_tasks
 from labkit.tasks.ch09.exact import attention, summed
@@ -30,11 +33,6 @@ from refimpl.flash.schedule import SKIPPED
 TASKS = {name: task for name, task in all_tasks().items() if task.chapter == 9}
 ASKED = [name for name, task in TASKS.items() if task.draw is not None]
 SEEDS = range(60)
-
-
-def mutants(name: str) -> dict[str, tuple[Callable[..., Any], ...]]:
-    """The wrong answers of a task by name, in all versions."""
-    return {mutant.name: mutant.functions for mutant in TASKS[name].mutants}
 
 
 def versions(name: str, *, without: tuple[str, ...] = ()) -> list[Any]:
@@ -459,14 +457,7 @@ def test_wrong_tiles_sum_to_others(function):
 
 @pytest.mark.parametrize("name", ASKED)
 def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
-    task = TASKS[name]
-    drawn = [task.draw(seed) for seed in SEEDS]
-    assert drawn == [task.draw(seed) for seed in SEEDS]
-    assert len(set(drawn)) > len(SEEDS) / 3
-    for seed, (H, N, B, dtype) in zip(SEEDS, drawn, strict=True):
-        answers.ask(name, seed)
-        question = capsys.readouterr().out
-        assert question.rstrip().endswith("?")
+    for (H, N, B, dtype), question in questions(TASKS[name], SEEDS, capsys):
         for part in (f"{B} prompts", f"{N:,} tokens", f"{H} query heads", f"in {dtype}"):
             assert part in question
 
@@ -475,9 +466,5 @@ def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
 @pytest.mark.parametrize("seed", [0, 7, 23])
 def test_right_replies_pass_in_any_unit_and_wrong_ones_are_named(name, seed, capsys):
     task = TASKS[name]
-    right = [task.call(answer, *task.draw(seed)) for answer in task.answers]
-    assert right[0] == pytest.approx(right[1])
-    for unit in ("kB", "KiB", "MB", "GB", "GiB"):
-        answers.reply(name, f"{right[0] / answers.UNITS[unit][1]:.9f} {unit}", seed)
-    assert capsys.readouterr().out.count("right: ") == 5
-    wrong_replies_are_named(task, seed, right[0])
+    units = in_units("kB", "KiB", "MB", "GB", "GiB")
+    wrong_replies_are_named(task, seed, right_replies_pass(task, seed, units, capsys))

@@ -16,7 +16,10 @@ import torch
 from task_tools import (
     examples,
     expected_of,
+    mutants,
+    questions,
     ranges_from_a_warm_up_to_a_hard_one,
+    right_replies_pass,
     wrong_replies_are_named,
 )
 from torch import Tensor
@@ -31,11 +34,6 @@ TASKS = {name: task for name, task in all_tasks().items() if task.chapter == 11}
 ASKED = [name for name, task in TASKS.items() if task.draw is not None]
 SEEDS = range(60)
 DATA = Path(__file__).parent / "data" / "published_speculative.json"
-
-
-def mutants(name: str) -> dict[str, tuple[Callable[..., Any], ...]]:
-    """The wrong answers of a task by name, in all versions."""
-    return {mutant.name: mutant.functions for mutant in TASKS[name].mutants}
 
 
 def test_there_are_enough_tasks_from_a_warm_up_to_a_hard_one():
@@ -375,13 +373,7 @@ def test_a_prompt_that_is_extended_in_place_is_seen():
 @pytest.mark.parametrize("name", ASKED)
 def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
     task = TASKS[name]
-    drawn = [task.draw(seed) for seed in SEEDS]
-    assert drawn == [task.draw(seed) for seed in SEEDS]
-    assert len(set(drawn)) > len(SEEDS) / 3
-    for seed, args in zip(SEEDS, drawn, strict=True):
-        answers.ask(name, seed)
-        question = capsys.readouterr().out
-        assert question.rstrip().endswith("?")
+    for args, question in questions(task, SEEDS, capsys):
         alpha, gamma, *times = args
         assert all(f"{ms} ms" in question for ms in times)
         assert f"probability {alpha};" in question and f"{gamma + 1} tokens" in question
@@ -392,12 +384,11 @@ def test_seeds_ask_different_questions_and_the_same_seed_the_same(name, capsys):
 @pytest.mark.parametrize("seed", [0, 7, 23])
 def test_right_replies_pass_in_any_unit_and_wrong_ones_are_named(name, seed, capsys):
     task = TASKS[name]
-    right = [task.call(answer, *task.draw(seed)) for answer in task.answers]
-    assert right[0] == pytest.approx(right[1])
-    for text in (f"{right[0]:.9f} times", f"{right[0]:.9f} x", f"{100 * right[0]:.9f} %"):
-        answers.reply(name, text, seed)
-    assert capsys.readouterr().out.count("right: ") == 3
-    wrong_replies_are_named(task, seed, right[0])
+
+    def written(times: float) -> list[str]:
+        return [f"{times:.9f} times", f"{times:.9f} x", f"{100 * times:.9f} %"]
+
+    wrong_replies_are_named(task, seed, right_replies_pass(task, seed, written, capsys))
 
 
 def test_a_free_verify_is_no_answer_to_any_question():

@@ -84,6 +84,22 @@ def alternate(
             return sorted(rounds, key=lambda done: done.others)[:repeats]
 
 
+def timed(
+    work: Callable[[], object], calls: int = 1, wait: Callable[[], None] = lambda: None
+) -> Callable[[], float]:
+    """A run of some calls in a row, between two waits for the device: the seconds of one call."""
+
+    def run() -> float:
+        wait()
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait()
+        return (time.perf_counter() - start) / calls
+
+    return run
+
+
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """How many times faster ours is: the median over rounds of theirs / ours."""
     return statistics.median(t / o for o, t in zip(ours, theirs, strict=True))

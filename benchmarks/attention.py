@@ -12,7 +12,6 @@ import dataclasses
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -84,14 +83,16 @@ def variants(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> dict[str, Call
     }
 
 
-def check_equal(works: Mapping[str, Callable[[], Tensor]], num_tokens: int) -> float:
-    """The largest difference from the plain form; ``ValueError`` where it is no rounding."""
-    want = works[PLAIN]()
-    worst = max((work() - want).abs().max().item() for work in works.values())
-    if not worst <= 2 * TOLERANCE:
+def check_equal(
+    works: Mapping[str, Callable[[], Tensor]], num_tokens: int, tolerance: float = TOLERANCE
+) -> float:
+    """The largest difference from the first form; ``ValueError`` where it is no rounding."""
+    want, *others = (work().float() for work in works.values())
+    worst = max((other - want).abs().max().item() for other in others)
+    if not worst <= 2 * tolerance:
         raise ValueError(
             f"outputs over {num_tokens} tokens differ by {worst:.3g}, allowed are "
-            f"{2 * TOLERANCE}: there is nothing to compare"
+            f"{2 * tolerance}: there is nothing to compare"
         )
     return worst
 
@@ -120,7 +121,7 @@ def measure(
     works = variants(*shape.inputs(num_tokens), causal=causal)
     check_equal(works, num_tokens)
     peaks = {name: peak_allocated(work) for name, work in works.items()}
-    runs = {name: _timed(work) for name, work in works.items()}
+    runs = {name: _common.timed(work) for name, work in works.items()}
     rounds = _common.alternate(runs, repeats, after_round=lambda: 0.0, patience=patience)
     samples = {name: [done.samples[name] for done in rounds] for name in runs}
     return [
@@ -218,15 +219,6 @@ def report(
     if kept:
         data = {"shape": dataclasses.asdict(shape), "rows": [dataclasses.asdict(r) for r in rows]}
         _common.write(kept, title, f"{notes}\n\n{table(rows)}", data)
-
-
-def _timed(work: Callable[[], object]) -> Callable[[], float]:
-    def run() -> float:
-        start = time.perf_counter()
-        work()
-        return time.perf_counter() - start
-
-    return run
 
 
 if __name__ == "__main__":

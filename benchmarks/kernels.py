@@ -11,7 +11,6 @@ import dataclasses
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,10 +21,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when run as a file
 
 from benchmarks import _common
-from benchmarks.attention import Shape
+from benchmarks.attention import TORCH, Shape, check_equal
 from refimpl.flash.costs import product_flops
 
-KERNEL, TORCH = "refimpl.kernels", "torch SDPA"
+KERNEL = "refimpl.kernels"
 TOLERANCE = 2e-2  # of an output in 16 bits on standard-normal inputs
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384)
 SHAPE = Shape(batch=1, num_query_heads=32, num_kv_heads=8, head_dim=128)
@@ -62,14 +61,10 @@ def measure(
         KERNEL: lambda: attend(q, k, v, causal=causal),
         TORCH: lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True),
     }
-    first, second = (work() for work in works.values())  # compiled here, not under the clock
-    difference = (first.float() - second.float()).abs().max().item()
-    if not difference <= 2 * TOLERANCE:
-        raise ValueError(
-            f"outputs over {num_tokens} tokens differ by {difference:.3g}, allowed are "
-            f"{2 * TOLERANCE}: there is nothing to compare"
-        )
-    runs = {name: _timed(work, device) for name, work in works.items()}
+    # The first calls, which compile the kernel, are not under the clock.
+    difference = check_equal(works, num_tokens, TOLERANCE)
+    wait, calls = (torch.cuda.synchronize, 10) if device == "cuda" else (lambda: None, 1)
+    runs = {name: _common.timed(work, calls, wait) for name, work in works.items()}
     rounds = _common.alternate(runs, repeats, after_round=lambda: 0.0, patience=patience)
     samples = {name: [done.samples[name] for done in rounds] for name in runs}
     seconds = statistics.median(samples[KERNEL])
@@ -134,25 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.write, title, table(rows), {"rows": [dataclasses.asdict(r) for r in rows]}
         )
     return 0
-
-
-def _timed(work: Callable[[], object], device: str) -> Callable[[], float]:
-    """A sample: several calls between two waits for the device, so that launches overlap."""
-    calls = 10 if device == "cuda" else 1
-
-    def wait() -> None:
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    def run() -> float:
-        wait()
-        start = time.perf_counter()
-        for _ in range(calls):
-            work()
-        wait()
-        return (time.perf_counter() - start) / calls
-
-    return run
 
 
 if __name__ == "__main__":

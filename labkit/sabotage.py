@@ -324,34 +324,39 @@ def _wrap(function: Callable[..., Any], report: Callable[[str], None]) -> Callab
         def changed(*args: Any, **kwargs: Any) -> Any:
             report("call dropped")
 
-    elif hasattr(function, "__wrapped__") and inspect.isgeneratorfunction(function.__wrapped__):
-
-        @functools.wraps(function)
-        @contextlib.contextmanager
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            with function(*args, **kwargs) as value:
-                new, what = perturb(value)
-                report(what)
-                yield new
-
-    elif inspect.isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def changed(*args: Any, **kwargs: Any) -> Any:
-            for item in function(*args, **kwargs):
-                new, what = perturb(item)
-                report(f"each item: {what}")
-                yield new
-
     else:
 
         @functools.wraps(function)
         def changed(*args: Any, **kwargs: Any) -> Any:
-            new, what = perturb(function(*args, **kwargs))
+            value = function(*args, **kwargs)
+            if inspect.isgenerator(value):
+                return _each(value, report)
+            if isinstance(value, contextlib.AbstractContextManager):
+                return _entered(value, report)
+            new, what = perturb(value)
             report(what)
             return new
 
     return changed
+
+
+def _each(items: Iterator[Any], report: Callable[[str], None]) -> Iterator[Any]:
+    """What a generator yields, each item perturbed."""
+    for item in items:
+        new, what = perturb(item)
+        report(f"each item: {what}")
+        yield new
+
+
+@contextlib.contextmanager
+def _entered(
+    manager: contextlib.AbstractContextManager[Any], report: Callable[[str], None]
+) -> Iterator[Any]:
+    """The same context, with what it hands out perturbed."""
+    with manager as value:
+        new, what = perturb(value)
+        report(what)
+        yield new
 
 
 def apply(target: Target, report: Callable[[str], None] = lambda what: None) -> None:

@@ -207,19 +207,18 @@ MAP = Record(
     ),
     describe=lambda d: (
         f"""
-        Table of the roofline's bound on the speed-up of Llama-3-70B in bf16 on eight H100s with
-        {d["gamma"]} free drafts and acceptance {d["alpha"]}, counted at the whiteboard (all weights
-        read once, no activations), both passes from the same cache. Columns are batches from
-        {d["batches"][0]} to {d["batches"][-1]}, rows contexts from {d["contexts"][0]} to
-        {d["contexts"][-1]:,} tokens. Three cells are marked:
+        Bound on the speed-up of Llama-3-70B in bf16 on eight H100s with {d["gamma"]} free drafts and
+        acceptance {d["alpha"]}. Columns are batches from {d["batches"][0]} to {d["batches"][-1]},
+        rows contexts from {d["contexts"][0]} to {d["contexts"][-1]:,} tokens. Three cells are
+        marked:
         """
         + "; ".join(
             f"batch {s['batch']} at {_k(s['context'])} {s['faster']:.2f}, {s['bound']}-bound at "
             f"{s['intensity']:.0f} FLOPs per byte"
             for s in d["settings"]
         )
-        + f"""; the ridge is at {d["ridge"]:.0f}. Orange cells are compute-bound: those of large
-        batches and short contexts, down to {_lowest(d)["faster"]:.2f} at batch
+        + f"""; the ridge is at {d["ridge"]:.0f}. Orange cells are compute-bound: large
+        batches, short contexts, down to {_lowest(d)["faster"]:.2f} at batch
         {_lowest(d)["batch"]} and {_lowest(d)["context"]} tokens. A line ends each row where the
         cache no longer fits beside the weights, in nine tenths of the memory: behind
         """

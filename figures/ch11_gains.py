@@ -207,7 +207,7 @@ MAP = Record(
     ),
     describe=lambda d: (
         f"""
-        Bound on the speed-up of Llama-3-70B in bf16 on eight H100s with {d["gamma"]} free drafts and
+        Bound on the speed-up of Llama-3-70B in bf16 on eight H100s, {d["gamma"]} free drafts,
         acceptance {d["alpha"]}. Columns are batches from {d["batches"][0]} to {d["batches"][-1]},
         rows contexts from {d["contexts"][0]} to {d["contexts"][-1]:,} tokens. Three cells are
         marked:
@@ -220,14 +220,14 @@ MAP = Record(
         + f"""; the ridge is at {d["ridge"]:.0f}. Orange cells are compute-bound: large
         batches, short contexts, down to {_lowest(d)["faster"]:.2f} at batch
         {_lowest(d)["batch"]} and {_lowest(d)["context"]} tokens. A line ends each row where the
-        cache no longer fits beside the weights, in nine tenths of the memory: behind
+        cache no longer fits beside the weights, in sequences:
         """
         + ", ".join(
-            f"{fits} sequences at {_k(context)}"
+            f"{fits} at {_k(context)}"
             for context, fits in zip(d["contexts"], d["fits"], strict=True)
             if fits < d["batches"][-1]
         )
-        + f""". Cells beyond it, in grey, are arithmetic only. From {_k(_first_flat(d))} on every
+        + f""". Beyond it, in grey, cells are arithmetic only. From {_k(_first_flat(d))} on every
         batch that fits keeps {d["most"]:.2f}.
         """
     ),

@@ -231,7 +231,7 @@ def test_map_says_where_the_cache_fits_and_where_nothing_is_lost() -> None:
     assert all(s["batch"] * s["context"] * TOKEN <= pool for s in data["settings"])
     alt = figures.alt("11_map")
     assert "From 8k on every batch that fits keeps 3.36." in alt
-    assert "behind 324 sequences at 4k, 162 sequences at 8k, 40 sequences at 32k, 10 " in alt
+    assert "in sequences: 324 at 4k, 162 at 8k, 40 at 32k, 10 at 128k" in alt
     for context, row, fits in zip(data["contexts"], data["cells"], data["fits"], strict=True):
         kept = all(f"{cell['faster']:.2f}" == "3.36" for cell in row if cell["batch"] <= fits)
         assert kept == (context >= 8192)

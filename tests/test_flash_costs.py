@@ -229,3 +229,21 @@ def test_versions_stand_in_the_order_of_their_papers() -> None:
     assert [v.name for v in published.VERSIONS] == ["v1", "v2", "v2", "v3", "v4"]
     dates = [v.date for v in published.VERSIONS]
     assert dates == sorted(dates)
+
+
+def test_rates_of_a_cycle_are_those_of_a_clock_that_exists() -> None:
+    """Data-sheet peaks over multiprocessors and FLOPs of a cycle are boost clocks of such chips."""
+    for name, multiprocessors in (("h100-sxm", 132), ("b200", 148)):
+        rates = published.PER_CYCLE[name]
+        peak = ACCELERATORS[name].peak_flops["bf16"]
+        clock = peak / (multiprocessors * rates.product_flops)
+        assert clock == pytest.approx(1.85e9, abs=0.03e9)
+        if name == "h100-sxm":  # arXiv:2407.08608, section 3: 3.9 tera a second
+            assert rates.exponentials * multiprocessors * clock == pytest.approx(3.9e12, rel=0.01)
+
+
+def test_version_3_needs_both_of_its_overlaps() -> None:
+    """Table 2 of arXiv:2407.08608: batch 4, 8,448 tokens, 16 heads of 128, in milliseconds."""
+    flops = costs.product_flops(8448, 128, num_heads=16, batch=4)
+    took = [1e3 * flops / (1e12 * speed) for speed in published.V3_WITHOUT.values()]
+    assert took == pytest.approx([3.538, 4.021, 4.105], abs=0.005)

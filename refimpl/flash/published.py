@@ -4,6 +4,7 @@ They are quoted, not reproduced: each holds for its machine and its shapes. No t
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,21 @@ COMPARISONS = {
 # Printed ranges of speed-ups of one version over the one before it, for the kernel alone.
 V2_OVER_V1 = (1.7, 3.0)  # FlashAttention-2, arXiv:2307.08691, A100
 V3_OVER_V2 = (1.5, 2.0)  # FlashAttention-3, arXiv:2407.08608, H100, FP16
+
+# TFLOP/s of version 3's forward kernel, whole and without one of its two overlaps, on an H100 in
+# FP16 at head dim 128: table 2 of arXiv:2407.08608.
+V3_WITHOUT = {"nothing": 661, "softmax within a group of warps": 582, "special warps": 570}
+
+
+class Rates(NamedTuple):
+    """What a multiprocessor does in a cycle: FLOPs of 16-bit products, and exponentials."""
+
+    product_flops: int
+    exponentials: int
+
+
+# By key of :data:`refimpl.hardware.ACCELERATORS`; FlashAttention-4, arXiv:2603.05451.
+PER_CYCLE = {"h100-sxm": Rates(4096, 16), "b200": Rates(8192, 16)}
 
 
 @dataclass(frozen=True)

@@ -388,6 +388,24 @@ def test_logits_are_no_probabilities() -> None:
     torch.testing.assert_close(once, probs)
 
 
+def test_a_law_of_16_bits_is_told_what_it_lacks() -> None:
+    probs = torch.softmax(torch.arange(9.0), 0).bfloat16()
+    with pytest.raises(ValueError, match="a law of 16 bits is normalised again"):
+        acceptance(probs, probs)
+    again = probs.double() / probs.double().sum()
+    assert float(acceptance(again, again)) == pytest.approx(1, abs=1e-15)
+
+
+@pytest.mark.parametrize("function", [accept_probability, residual])
+def test_single_steps_refuse_other_vocabularies(function: Callable[..., Tensor]) -> None:
+    five, three, one = (torch.ones(n, dtype=F64) / n for n in (5, 3, 1))
+    token = () if function is residual else (torch.tensor(0),)
+    for target, draft in ((five, three), (three, one), (one, five)):
+        said = f"{len(target)} in the target, {len(draft)} in the draft"
+        with pytest.raises(ValueError, match=said):
+            function(target, draft, *token)
+
+
 def test_thresholds_lie_where_the_fractions_say(monkeypatch: pytest.MonkeyPatch) -> None:
     # The cells above are too coarse to see a threshold that is slightly off: here are its sides.
     for target, draft in [*ADVERSARIAL.values(), *random_pairs(3, 4, 20)]:
@@ -525,6 +543,12 @@ def test_expected_tokens_against_sums_and_simulation() -> None:
         assert expected_tokens(float(alpha), gamma) == pytest.approx(float(want), rel=1e-14)
     assert expected_tokens(1, 4) == 5
     assert expected_tokens(1 - 1e-12, 4) == pytest.approx(5, abs=1e-10)
+    for alpha in (5e-324, 4e-22, 2**-54, 1e-16, 2**-53):  # where 1 - alpha is 1, and around
+        assert expected_tokens(alpha, 4) == pytest.approx(1, abs=1e-15)
+        assert best_gamma(alpha, 0.1) == 0
+    peaked = tensor([Fraction(1), Fraction(0)]), torch.tensor([4e-22, 1.0], dtype=F64)
+    assert 0 < float(acceptance(*peaked)) < 1e-21
+    assert speedup(float(acceptance(*peaked)), 4, 0.25) == pytest.approx(0.5)
     source = random.Random(5)
     tries = [next((k for k in range(3) if source.random() > 0.7), 3) + 1 for _ in range(40_000)]
     assert sum(tries) / len(tries) == pytest.approx(expected_tokens(0.7, 3), abs=0.03)

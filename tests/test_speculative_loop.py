@@ -481,6 +481,8 @@ def test_a_penalty_at_a_draft_position_knows_the_drafts_before_it() -> None:
         max_new_tokens=len(drafts) + 1,
         gamma=len(drafts),
         process=process,
+        sampler=Sampler(),  # every draft may stand, so every position matters
+        generator=seeded(2),
     )
     for i in range(len(drafts) + 1):
         before = [*text, *drafts[:i]]
@@ -492,14 +494,17 @@ def test_a_penalty_at_a_draft_position_knows_the_drafts_before_it() -> None:
 # --- sampling: the same law -------------------------------------------------------------------
 
 
-def exact_law(model: Decoder, text: list[int], sampler: Sampler, n: int) -> dict[tuple, float]:
+def exact_law(
+    model: Decoder, text: list[int], sampler: Sampler, n: int, process: Any = lambda x, _: x
+) -> dict[tuple, float]:
     """The law of the next ``n`` tokens, by running the model behind every text that can occur."""
     found = {(): 1.0}
     for _ in range(n):
         longer = {}
         for new, mass in found.items():
-            logits = model(torch.tensor([[*text, *new]]))[:, -1]
-            probs = sampler.probabilities(logits)[0].tolist()
+            logits = model(torch.tensor([[*text, *new]]))[0, -1]
+            logits = process(logits, [*text, *new])
+            probs = sampler.probabilities(logits[None])[0].tolist()
             longer |= {(*new, t): mass * p for t, p in enumerate(probs) if p > 0}
         found = longer
     return found
@@ -554,6 +559,88 @@ def test_the_first_token_has_the_targets_law_over_fixed_logits(sampler: Sampler)
         torch.testing.assert_close(out, target, rtol=0, atol=1e-14)
 
 
+FORBIDDEN = [3, 20, 28]
+
+
+def only_allowed(logits_V: Tensor, history: Sequence[int]) -> Tensor:
+    """A grammar: some tokens never come, and behind one of them it has nothing to say."""
+    assert not set(history[4:]) & set(FORBIDDEN), "plain decoding never gets here"
+    out = logits_V.clone()
+    out[FORBIDDEN] = -torch.inf
+    return out
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_nothing_is_asked_behind_a_draft_that_cannot_stand(place: int, gamma: int) -> None:
+    model, text = tiny(MQA, 6), [5, 20, 13, 20]
+    want = decode_with(model, text, 6, only_allowed)
+    drafts = [*want[:place], FORBIDDEN[0], 1, 2, 3]
+    for sampler in (None, Sampler(temperature=0.7)):
+        done = generate_speculative(
+            model,
+            Scripted(drafts, prompts=[text]),
+            text,
+            max_new_tokens=6,
+            gamma=gamma,
+            process=only_allowed,
+            sampler=sampler,
+            generator=seeded(3),
+        )
+        assert len(done.tokens) == 6 and not set(done.tokens) & set(FORBIDDEN)
+        assert sampler is not None or done.tokens == want
+
+
+def decode_with(model: Decoder, text: list[int], n: int, process: Any) -> list[int]:
+    whole = list(text)
+    for _ in range(n):
+        logits = process(model(torch.tensor([whole]))[0, -1], whole).tolist()
+        whole.append(logits.index(max(logits)))
+    return whole[len(text) :]
+
+
+def test_a_forbidden_draft_leaves_the_law_alone() -> None:
+    """A replacement comes from the residual: the draft that cannot stand is not just dropped."""
+    from scipy.stats import chisquare
+
+    model, text, n = tiny(MQA, 6), [5, 20, 13, 20], 1500
+    sampler = Sampler(temperature=1.2, top_k=6)
+    exact = exact_law(model, text, sampler, 2, only_allowed)
+    best = max(range(29), key=lambda t: sum(p for new, p in exact.items() if new[0] == t))
+
+    class Half(Scripted):
+        """Proposes the best token or a forbidden one, a half each, and says so."""
+
+        def propose(self, rows: Any, counts: Any, choose: Any) -> list[Draft]:
+            law = torch.zeros(29, dtype=F64)
+            law[[best, FORBIDDEN[0]]] = 0.5
+            picks = [(best, FORBIDDEN[0])[(i + len(row)) % 2] for i, row in enumerate(rows)]
+            return [
+                Draft([pick, 1], [law, None]) if count == 2 else Draft([], [])
+                for pick, count in zip(picks, counts, strict=True)
+            ]
+
+    done = generate_speculative(
+        model,
+        Half([], prompts=[[]]),
+        [text] * n,
+        max_new_tokens=3,
+        gamma=2,
+        sampler=sampler,
+        process=only_allowed,
+        generator=seeded(5),
+    )
+    counts = Counter(new[0] for new in done.tokens)
+    first = Counter()
+    for new, mass in exact.items():
+        first[new[0]] += mass
+    assert set(counts) <= set(first)
+    observed, expected = [counts[t] for t in first], [n * first[t] for t in first]
+    assert chisquare(observed, expected).pvalue > 0.001
+    dropped = [n * (0.5 * first[t] + 0.5 * (t == best)) for t in first]
+    assert chisquare(observed, dropped).pvalue < 1e-6, "it can fail"
+
+
 # --- refusals and failures --------------------------------------------------------------------
 
 
@@ -583,6 +670,7 @@ def test_the_first_token_has_the_targets_law_over_fixed_logits(sampler: Sampler)
         ({"generator": [None, None]}, "2 generators for 1 rows"),
         ({"generator": [5]}, "must hold torch.Generator or None, got 5"),
         ({"stop_tokens": 3}, "stop_tokens must be a list"),
+        ({"sampler": lambda logits, generator: 0}, "sampler must be a Sampler or None"),
         ({"drafter": ModelDrafter(tiny(MQA))}, "vocabularies differ: 37 in the target, 29 in the"),
     ],
 )
@@ -615,19 +703,21 @@ def test_no_new_tokens_is_no_work() -> None:
 @pytest.mark.parametrize(
     ("draft", "said"),
     [
-        ([40], "the drafter proposed 40, the vocabulary has 37"),
-        ([-1], "the drafter proposed -1"),
-        ([1, 2, 3, 4, 5], "5 drafts where at most 4 were asked for"),
+        (Draft([40], [None]), "the drafter proposed 40, the vocabulary has 37"),
+        (Draft([-1], [None]), "the drafter proposed -1"),
+        (Draft([1, 2, 3, 4, 5], [None] * 5), "5 drafts where at most 4 were asked for"),
+        (Draft([1, 2], [None, torch.ones(36) / 36]), r"law is \(36,\), the vocabulary has 37"),
+        (None, "a Draft for each row, got None"),
     ],
 )
 def test_a_drafter_that_breaks_its_word_is_named_and_the_cache_restored(
-    draft: list[int], said: str
+    draft: Draft | None, said: str
 ) -> None:
     class Bad(Scripted):
         def propose(self, rows: Any, counts: Any, choose: Any) -> list[Draft]:
             if len(rows[0]) < 9:
                 return [Draft([], [])]
-            return [Draft(draft, [None] * len(draft))]
+            return [draft]
 
     model = tiny(GQA, 3)
     cache = ContiguousCache(GQA, max_tokens=40, dtype=F64)

@@ -44,7 +44,7 @@ def standard_accesses(
     Each operand is read once, which is the least that is possible. With block sizes the products
     are tiled and read an operand once per tile that needs it: a tile of scores reads ``block_t``
     queries and ``block_s`` keys, ``block_t`` rows of output read all values. With ``backward`` the
-    five products and the softmax's gradient come on top, 7N² + 8Nd, each operand read once.
+    four products and the softmax's gradient come on top, 7N² + 8Nd, each operand read once.
 
     Source: FlashAttention, arXiv:2205.14135, algorithms 0 and 3.
     """

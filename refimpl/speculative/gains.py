@@ -18,8 +18,8 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     _check_alpha(alpha)
     _check_gamma(gamma)
     rest = 1 - alpha
-    if alpha == 0 or rest == 0:  # log(0), and 0 / 0
-        return 1.0 if alpha == 0 else gamma + 1.0
+    if rest in (0, 1):  # 0 / 0, and log(0); 1 also for an alpha that 1 - alpha does not show
+        return 1.0 if rest else gamma + 1.0
     return -math.expm1((gamma + 1) * math.log1p(-rest)) / rest  # 1 - α^(γ+1) keeps its digits
 
 

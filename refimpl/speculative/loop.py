@@ -87,6 +87,10 @@ class _Choice:
         process: Process | None,
         generators: list[torch.Generator | None],
     ) -> None:
+        if sampler is not None and not isinstance(sampler, Sampler):
+            raise ValueError(
+                f"sampler must be a Sampler or None, since its law is needed, got {sampler!r}"
+            )
         self.sampler = None if sampler is None or sampler.is_greedy else sampler
         self.process, self.generators = process, generators
 
@@ -103,34 +107,50 @@ class _Choice:
     def verify(
         self, row: int, logits_TV: Tensor, text: list[int], draft: Draft
     ) -> tuple[list[int], int]:
-        """The row's new tokens, and how many of them are drafts."""
-        if self.process is not None:
-            texts = [[*text, *draft.tokens[:i]] for i in range(len(logits_TV))]
-            pairs = zip(logits_TV, texts, strict=True)
-            logits_TV = torch.stack([self.process(logits_V, before) for logits_V, before in pairs])
+        """The row's new tokens, and how many of them are drafts.
+
+        Nothing is looked at behind a draft that cannot stand: plain decoding never gets there, and
+        what ``process`` says of such a text, or that it leaves no token there, is no concern.
+        """
         if self.sampler is None:
-            return _agreeing(draft.tokens, greedy(logits_TV).tolist())
-        target_probs = self.sampler.probabilities(logits_TV)
+            return self._agreeing(logits_TV, text, draft.tokens)
+        laws = []
+        for i, logits_V in enumerate(logits_TV):
+            logits_V = self._processed(logits_V, [*text, *draft.tokens[:i]])
+            laws.append(self.sampler.probabilities(logits_V[None])[0])
+            if i < len(draft.tokens) and laws[i][draft.tokens[i]] == 0:
+                laws.append(laws[i])  # a block needs a law behind its last draft; none is drawn
+                break
+        target_probs, count = torch.stack(laws), len(laws) - 1
         V = target_probs.shape[-1]
-        laws = [
+        drafted = draft.tokens[:count]
+        proposed = [
             one_hot(token, V) if probs is None else probs
-            for token, probs in zip(draft.tokens, draft.probs, strict=True)
+            for token, probs in zip(drafted, draft.probs[:count], strict=True)
         ]
-        draft_probs = torch.stack(laws) if laws else target_probs[:0]
-        drafted = torch.tensor(draft.tokens, dtype=torch.long)
-        tokens, accepted = verify(target_probs, draft_probs, drafted, self.generators[row])
+        draft_probs = torch.stack(proposed) if proposed else target_probs[:0]
+        tokens, accepted = verify(
+            target_probs,
+            draft_probs,
+            torch.tensor(drafted, dtype=torch.long),
+            self.generators[row],
+        )
         return tokens[: int(accepted) + 1].tolist(), int(accepted)
+
+    def _agreeing(
+        self, logits_TV: Tensor, text: list[int], drafts: list[int]
+    ) -> tuple[list[int], int]:
+        """Greedy: what :func:`verify` gives for one-hot laws, without a random number."""
+        best: list[int] = []
+        for logits_V in logits_TV:
+            logits_V = self._processed(logits_V, [*text, *best])
+            best.append(int(greedy(logits_V[None])))
+            if best != drafts[: len(best)]:
+                break
+        return best, len(best) - 1
 
     def _processed(self, logits_V: Tensor, history: Sequence[int]) -> Tensor:
         return logits_V if self.process is None else self.process(logits_V, history)
-
-
-def _agreeing(drafts: list[int], best: list[int]) -> tuple[list[int], int]:
-    """Greedy verification: what :func:`verify` gives for one-hot laws, without a random number."""
-    accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == best[accepted]:
-        accepted += 1
-    return best[: accepted + 1], accepted
 
 
 def _target_pass(

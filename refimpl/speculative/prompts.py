@@ -51,12 +51,20 @@ class Rows(Batch):
         if len(drafts) != len(counts):
             raise ValueError(f"{len(drafts)} drafts for {len(counts)} rows")
         for draft, count in zip(drafts, counts, strict=True):
+            if not isinstance(draft, Draft):
+                raise ValueError(f"a drafter gives a Draft for each row, got {draft!r}")
             if len(draft.tokens) > count:
                 raise ValueError(f"{len(draft.tokens)} drafts where at most {count} were asked for")
             for token in draft.tokens:
                 if not 0 <= token < self.vocab_size:
                     raise ValueError(
                         f"the drafter proposed {token}, the vocabulary has {self.vocab_size}"
+                    )
+            for probs in draft.probs:
+                if probs is not None and probs.shape != (self.vocab_size,):
+                    raise ValueError(
+                        f"a draft's law is {tuple(probs.shape)}, the vocabulary has "
+                        f"{self.vocab_size}"
                     )
         return drafts
 

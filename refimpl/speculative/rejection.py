@@ -18,6 +18,7 @@ def accept_probability(target_probs: Tensor, draft_probs: Tensor, token: Tensor)
     The laws are ``[..., V]`` and ``token`` is ``[...]``. A token to which the draft gives nothing
     was not drawn from it; the chance is then 1 if the target gives it anything, else 0.
     """
+    _check_shapes(target_probs, draft_probs)
     target, draft = _at(target_probs, token), _at(draft_probs, token)
     ratio = target / draft.where(draft > 0, torch.ones_like(draft))
     return torch.where(draft > 0, ratio.clamp(max=1), (target > 0).to(ratio.dtype))
@@ -29,6 +30,7 @@ def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     Where the draft nowhere falls short of the target nothing is ever rejected, and the target
     stands in for a law without mass.
     """
+    _check_shapes(target_probs, draft_probs)
     missing = (target_probs.double() - draft_probs.double()).clamp(min=0)
     total = missing.sum(-1, keepdim=True)
     return torch.where(total > 0, missing / total.where(total > 0, 1.0), target_probs.double())
@@ -107,7 +109,8 @@ def _law(name: str, probs: Tensor) -> Tensor:
     if not ((probs >= 0).all() and ((probs.sum(-1) - 1).abs() <= SUM_TOLERANCE).all()):
         raise ValueError(
             f"{name} must hold probabilities: no entry below 0, every row summing to 1 "
-            f"(within {SUM_TOLERANCE}); logits go through a sampler first"
+            f"(within {SUM_TOLERANCE}); logits go through a sampler first, and a law of 16 bits is "
+            "normalised again in a wider type"
         )
     return probs
 

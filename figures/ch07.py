@@ -83,7 +83,7 @@ def waste_data(num_slots: int = POOL) -> Data:
 _KINDS = {
     "token": (NEW, "holds a token"),
     "future": (style.tint(NEW, 0.40), "for later"),
-    "internal": (RECOMPUTED, "never used"),
+    "internal": (RECOMPUTED, "never filled"),
     "external": (style.tint(RECOMPUTED, 0.45), "free in pieces"),
     "unused": (PAPER, "free but too few"),
 }
@@ -96,7 +96,7 @@ def _plot_waste(data: Data, title: str) -> Figure:
     for index, row in enumerate(data["rows"]):
         y = top + pitch * index
         style.label(axes, MARGIN, y + 4, row["name"], weight="bold")
-        words = f"{row['peak']} at once, done in {row['steps']:,} steps"
+        words = f"up to {row['peak']} at once, done in {row['steps']:,} steps"
         style.label(axes, style.WIDTH - MARGIN, y + 4, words, size=SMALL, ha="right")
         _waste_bar(axes, y + 14, height, row["shares"], named=not index)
         mark = MARGIN + width * row["published"] / 100
@@ -183,7 +183,7 @@ WASTE = Record(
         of {d["num_requests"]} requests waits.
         """
         + " ".join(
-            f"{r['name'].capitalize()}: {_shares(r)} (%); {r['peak']} requests at once."
+            f"{r['name'].capitalize()}: {_shares(r)} (%); up to {r['peak']} requests at once."
             for r in d["rows"]
         )
         + f"""
@@ -340,7 +340,7 @@ BLOCK_SIZE = Record(
         + ", ".join(
             f"{100 * _row(d, size)['share']:.1f} % at {size}" for size in (1, 4, 16, 64, 128, 256)
         )
-        + f"""; half a block less half a slot, (B - 1) / 2, predicts
+        + f"""; half a block less half a slot, (P - 1) / 2, predicts
         {100 * _row(d, 16)["expected_share"]:.1f} % at 16 and
         {100 * _row(d, 256)["expected_share"]:.1f} % at 256. Table entries of a request:
         """

@@ -497,6 +497,7 @@ def test_tokens_whose_blocks_were_dropped_do_not_come_back() -> None:
         ({"num_blocks": 3, "block_size": True}, "block_size must be .* got True"),
         ({"num_blocks": 3, "block_size": 4, "order": [0, 1, 1]}, r"once, got \[0, 1, 1\]"),
         ({"num_blocks": 3, "block_size": 4, "order": [0, 1]}, "order must list blocks 0 to 2"),
+        ({"num_blocks": 2, "block_size": 4, "order": [0.0, 1.0]}, "a block in order must be"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused(options: dict, message: str) -> None:
@@ -586,6 +587,8 @@ def test_an_offset_is_where_the_vector_lies(N: int, G: int, P: int, D: int, data
         ({"slot": -1}, "slot -1 is outside"),
         ({"head": 3}, "head 3 is outside 0 to 2"),
         ({"head_dim": 0}, "head_dim must be a positive integer, got 0"),
+        ({"block_id": 1.5}, "block_id must be an integer, got 1.5"),
+        ({"slot": True}, "slot must be an integer, got True"),
     ],
 )
 def test_what_has_no_address_is_refused(wrong: dict[str, int], message: str) -> None:

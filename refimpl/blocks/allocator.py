@@ -27,7 +27,8 @@ class BlockAllocator:
     ) -> None:
         self.num_blocks = count("num_blocks", num_blocks)
         self.block_size = count("block_size", block_size)
-        waiting = list(range(num_blocks) if order is None else order)
+        order = range(num_blocks) if order is None else order
+        waiting = [count("a block in order", block, least=0) for block in order]
         if sorted(waiting) != list(range(num_blocks)):
             raise ValueError(f"order must list blocks 0 to {num_blocks - 1} once, got {waiting}")
         self._free = OrderedDict.fromkeys(waiting)

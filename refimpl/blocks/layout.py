@@ -22,6 +22,9 @@ def slot_offset(
     Raises ``ValueError`` for a slot or head outside the block, and for a negative block id: the
     padding of a table, -1, is never an address.
     """
+    for name, value in (("block_id", block_id), ("slot", slot), ("head", head)):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ValueError(f"{name} must be an integer, got {value!r}")
     block_id, slot, head = (operator.index(value) for value in (block_id, slot, head))
     sizes = {"block_size": block_size, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     P, G, D = (count(name, size) for name, size in sizes.items())

@@ -297,7 +297,7 @@ APPEND_SLOT = Task(
         ),
         Mutant(
             "full block copied",
-            "a full block is never written to again, so it stays shared; ask for room first. Here "
+            "an append never writes to a full block, so it stays shared; ask for room first. Here "
             "the token goes to slot 0 of a copy, over the first token of that block",
             _append_full_copied,
             also=(_append_full_copied_first,),

@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import statistics
@@ -180,4 +181,8 @@ class Options(argparse.ArgumentParser):
         options = self.parse_args(argv)
         if options.write and options.write.suffix not in (".md", ".json"):
             self.error(f"--write {options.write.name!r}: the name must end in .md or .json")
+        if options.write and not options.write.parent.is_dir():
+            self.error(f"--write {str(options.write)!r}: there is no such folder")
+        if not 0 <= options.patience < math.inf:
+            self.error(f"--patience must be a finite number of seconds, got {options.patience}")
         return options

@@ -88,12 +88,17 @@ def check_equal(
 ) -> float:
     """The largest difference from the first form; ``ValueError`` where it is no rounding."""
     want, *others = (work().float() for work in works.values())
-    worst = max((other - want).abs().max().item() for other in others)
-    if not worst <= 2 * tolerance:
-        raise ValueError(
-            f"outputs over {num_tokens} tokens differ by {worst:.3g}, allowed are "
-            f"{2 * tolerance}: there is nothing to compare"
-        )
+    worst = 0.0
+    for other in others:
+        if other.shape != want.shape:
+            raise ValueError(f"outputs have shapes {tuple(want.shape)} and {tuple(other.shape)}")
+        difference = (other - want).abs().max().item()
+        if not difference <= 2 * tolerance:  # also where it is NaN
+            raise ValueError(
+                f"outputs over {num_tokens} tokens differ by {difference:.3g}, allowed are "
+                f"{2 * tolerance}: there is nothing to compare"
+            )
+        worst = max(worst, difference)
     return worst
 
 

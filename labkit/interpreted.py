@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 MARK = "# Triton"
+VARIABLE = "TRITON_INTERPRET"
 
 
 def replace_marked(lines: list[str]) -> list[str]:
@@ -22,9 +23,15 @@ def replace_marked(lines: list[str]) -> list[str]:
 
 
 def _load() -> tuple[Any, Any]:
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "1"
     try:
         from refimpl.kernels import tl, triton
+    except RuntimeError:  # Triton is there already, and compiles
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
+        raise
     except ImportError:
         from IPython import get_ipython
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -66,6 +67,20 @@ def test_the_variants_compute_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> 
         benchmark.check_equal(benchmark.variants(q, k, v, causal=True), 9)
 
 
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_variant_of_nan_or_of_another_shape_is_never_equal(place: int) -> None:
+    one = torch.ones(3)
+    for wrong, said in (
+        (torch.tensor([1, math.nan, 1]), "differ by nan"),
+        (torch.ones(1), r"shapes \(3,\) and \(1,\)"),
+    ):
+        outs = [one, one, one]
+        outs[place] = wrong
+        works = {str(i): lambda out=out: out for i, out in enumerate(outs)}
+        with pytest.raises(ValueError, match=said):
+            benchmark.check_equal(works, 9)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_two_ways_of_counting_memory_agree(causal: bool) -> None:
     # One listens to torch's allocator, the other follows every tensor that an operator returns.
@@ -103,7 +118,14 @@ def test_it_prints_a_table_and_writes_only_when_asked(
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--write", "run.txt"], ["--tokens", "0"], ["--threads", "0"], ["--patience", "x"]],
+    [
+        ["--write", "run.txt"],
+        ["--write", "nowhere/run.md"],
+        ["--tokens", "0"],
+        ["--threads", "0"],
+        ["--patience", "x"],
+        ["--patience", "nan"],
+    ],
 )
 def test_a_wrong_option_ends_it_before_any_work(
     wrong: list[str], capsys: pytest.CaptureFixture[str]

@@ -99,6 +99,9 @@ def test_the_running_softmax_in_numbers_to_follow_by_hand() -> None:
     second = flash.fold(first.max_T, first.sum_T, scores[:, 2:])
     assert second.factor_T.item() == 1, "the maximum stays"
     assert second.sum_T.item() == pytest.approx(1.75)
+    unchanged = flash.fold(second.max_T, second.sum_T, scores[:, :0])
+    assert torch.equal(unchanged.max_T, second.max_T) and (unchanged.factor_T == 1).all()
+    assert torch.equal(unchanged.sum_T, second.sum_T) and unchanged.weights_TS.numel() == 0
     raised = flash.fold(second.max_T, second.sum_T, torch.tensor([[math.log(32)]]).double())
     assert raised.factor_T.item() == pytest.approx(8 / 32)
     assert raised.sum_T.item() == pytest.approx(1.75 / 4 + 1)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -230,6 +231,39 @@ def test_dtypes_at_the_tiles_a_gpu_uses(dtype: torch.dtype) -> None:
     check_all(x, TOLERANCE[dtype], Tiles(128, 64))
 
 
+@pytest.mark.parametrize(("T", "S"), [(5, 5), (21, 18), (18, 40)])
+@pytest.mark.parametrize("window", [40, 2**31 - 11, 2**31 - 1, 2**31, 2**40])
+def test_a_window_of_all_keys_and_more_hides_none(T: int, S: int, window: int) -> None:
+    x = [y.float() for y in inputs(3, 1, 2, 1, T, S, 16, 8)]
+    check_all(x, 5e-6, window=window)
+    want = attend(*x, tiles=SMALL)
+    assert torch.equal(attend(*x, window=window, tiles=SMALL), want)
+    assert error(attend_v1(*x, window=window, tiles=SMALL), want) < 5e-6
+    assert error(naive.attend_naive(*x, window=window, tiles=SMALL), want) < 5e-6
+
+
+def test_a_view_of_the_other_sign_is_read_as_it_is() -> None:
+    complex_ = [torch.complex(y.float(), y.float()).conj() for y in inputs(4, 1, 2, 1, 9, 9, 16, 8)]
+    x = [y.imag for y in complex_]
+    assert all(y.is_neg() for y in x)
+    want, _ = attention64(*(y.double() for y in x), causal=True, window=None)
+    for form in (attend, attend_v1, naive.attend_naive):
+        assert error(form(*x, tiles=SMALL), want) < 5e-6
+    leaves = [y.resolve_neg().clone().requires_grad_() for y in x]
+    d_out = torch.complex(want.float(), want.float()).conj().imag
+    assert d_out.is_neg()
+    mine = torch.autograd.grad(attend(*leaves, tiles=SMALL), leaves, d_out)
+    theirs = torch.autograd.grad(plain_attend(*leaves), leaves, d_out.resolve_neg())
+    assert all(error(a, b) < 5e-6 for a, b in zip(mine, theirs, strict=True))
+
+
+def test_no_heads_have_no_gradient() -> None:
+    q, k, v = (torch.zeros(1, h, 5, 16, requires_grad=True) for h in (0, 1, 1))
+    grads = torch.autograd.grad(attend(q, k, v, tiles=SMALL).sum(), (q, k, v))
+    assert [g.shape for g in grads] == [q.shape, k.shape, v.shape]
+    assert all((g == 0).all() for g in grads)
+
+
 @pytest.mark.parametrize("window", [1, 5, 16, 100])
 def test_windows_and_groups(window: int) -> None:
     x = [y.float() for y in inputs(window, 1, 3, 1, 35, 41, 16, 24)]
@@ -445,7 +479,8 @@ def test_a_mask_of_another_length_is_refused_and_a_tail_is_not_read() -> None:
         ({"window": 0}, "got 0"),
         ({"window": True}, "got True"),
         ({"window": 2.0}, "got 2.0"),
-        ({"window": 2, "causal": False}, "is causal"),
+        ({"window": 2, "causal": False}, "got 2 with causal=False"),
+        ({"tiles": (64, 64)}, r"tiles must be Tiles or None, got \(64, 64\)"),
         ({"scale": math.nan}, "scale must be a finite number"),
         ({"scale": True}, "scale must be a finite number"),
     ],
@@ -548,6 +583,66 @@ def test_bfloat16_arithmetic_is_that_of_torch() -> None:
         assert torch.equal(out[i * N : (i + 1) * N], expected), i
 
 
+@triton.jit
+def reducing_kernel(x, out, N: tl.constexpr):
+    rows, columns = tl.arange(0, 4), tl.arange(0, N)
+    x_rn = tl.load(x + rows[:, None] * N + columns[None, :])
+    tl.store(out + rows, tl.sum(x_rn, 1))
+    tl.store(out + 4 + rows, tl.max(x_rn, 1))
+    tl.store(out + 8 + rows, tl.min(x_rn, 1))
+    tl.store(out + 12 + rows, tl.argmax(x_rn, 1).to(tl.float32))
+    tl.store(out + 16, tl.sum(x_rn))
+    tl.store(out + 17 + rows[:, None] * N + columns[None, :], tl.cumsum(x_rn, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_reductions_and_scans_in_every_dtype(dtype: torch.dtype) -> None:
+    N = 8
+    x = torch.tensor([1.0, -3, 2, -0.5, 4, 0.25, -8, 6]).repeat(4, 1)
+    x = (x * torch.tensor([1.0, -2, 0.5, -1])[:, None]).to(dtype)  # every sum is exact in 16 bits
+    out = torch.full((17 + 4 * N,), torch.nan)
+    reducing_kernel[(1,)](x, out, N)
+    x = x.float()
+    want = [x.sum(1), x.amax(1), x.amin(1), x.argmax(1).float(), x.sum()[None], x.cumsum(1)]
+    assert torch.equal(out, torch.cat([y.flatten() for y in want]))
+
+
+@triton.jit
+def eight_bits_kernel(x, out, N: tl.constexpr, KIND: tl.constexpr):
+    i = tl.arange(0, N)
+    eight = tl.load(x + i).to(KIND)
+    tl.store(out + i, eight.to(tl.float32))
+    tl.store(out + N + i, eight.to(tl.bfloat16).to(tl.float32))
+
+
+@pytest.mark.parametrize("kind", [tl.float8e5, tl.float8e4nv])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_eight_bits_and_back(dtype: torch.dtype, kind: Any) -> None:
+    x = torch.tensor([1.0, 2, 3, -0.5], dtype=dtype)  # exact in all of them
+    out = torch.full((8,), torch.nan)
+    eight_bits_kernel[(1,)](x, out, 4, kind)
+    assert torch.equal(out, torch.cat((x, x)).float())
+
+
+def test_an_interpreter_that_stays_wrong_is_refused_again() -> None:
+    done = in_a_process(
+        "import triton.runtime.interpreter as I\n"
+        "right = I.InterpreterBuilder.create_dot\n"
+        "def wrong(self, *x):\n"
+        "    one = right(self, *x)\n"
+        "    return I.TensorHandle(one.data * 1.5, one.dtype)\n"
+        "I.InterpreterBuilder.create_dot = wrong\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        import refimpl.kernels\n"
+        "        print('accepted')\n"
+        "    except RuntimeError as error:\n"
+        "        print('refused')\n",
+        TRITON_INTERPRET="1",
+    )
+    assert done.stdout.split() == ["refused", "refused"], done.stderr
+
+
 def test_an_interpreter_with_other_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter as machine
 
@@ -558,6 +653,14 @@ def test_an_interpreter_with_other_bfloat16_is_refused(monkeypatch: pytest.Monke
             patch.setattr(machine.InterpreterBuilder, name, lambda *arguments, x=wrong: x)
             with pytest.raises(RuntimeError, match="does not interpret bfloat16"):
                 interpreter.verify(machine.interpreter_builder)
+    with monkeypatch.context() as patch:
+        nothing = tl.core.tensor(
+            machine.TensorHandle(np.zeros(2, np.uint16), tl.bfloat16),
+            tl.block_type(tl.bfloat16, [2]),
+        )
+        patch.setattr(machine.ReduceOps, "apply_impl", lambda *arguments: nothing)
+        with pytest.raises(RuntimeError, match="does not interpret bfloat16"):
+            interpreter.verify(machine.interpreter_builder)
 
 
 # --- modes --------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_compiler_that_gives_up_is_quoted(monkeypatch: pytest.MonkeyPatch) -> 
         xray.examine(Request())
     monkeypatch.undo()
     monkeypatch.setattr(sys, "executable", "false")
-    with pytest.raises(RuntimeError, match="the compiling process failed"):
+    with pytest.raises(RuntimeError, match="the compiling process ended with 1"):
         xray.examine(Request())
 
 
@@ -141,6 +141,9 @@ def test_values_that_no_kernel_takes_are_refused(change: dict[str, Any], message
         ("sm_80", 33, 0, 8, 0, 6, "registers"),
         ("sm_90", 255, 0, 8, 0, 1, "registers"),
         ("sm_90", 128, 0, 8, 0, 2, "registers"),
+        # 101 a thread are 3,328 a warp: 4 warps in each of 4 parts, in blocks of any size.
+        ("sm_80", 101, 0, 1, 0, 16, "registers"),
+        ("sm_90", 101, 0, 2, 0, 8, "registers"),
         ("sm_90", 255, 0, 4, 0, 2, "registers"),
         ("sm_90", 16, 0, 1, 0, 32, "blocks"),
         # 164 KiB hold two blocks of 81 KiB with the kibibyte that each reserves, not of 82.
@@ -335,3 +338,13 @@ def test_without_triton_the_command_says_why() -> None:
     assert done.returncode == 1 and done.stdout == ""
     assert "there is no Triton on this machine" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_compiler_that_dies_is_one_line_with_its_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died = subprocess.CompletedProcess([], returncode=-9, stdout="", stderr="")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: died)
+    assert main(["xray", "flash"]) == 1
+    said = capsys.readouterr().err
+    assert "the compiling process ended with -9" in said and said.count("\n") == 1

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except ImportError as error:
         return _complain(f"{error}; install what the book needs: {doctor.INSTALL}", 1)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         return _complain(error, 1)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2

@@ -37,8 +37,10 @@ def fold(max_T: Tensor, sum_T: Tensor, scores_TS: Tensor) -> Folded:
     """One step of the running softmax: old maximum and sum, new scores ``[..., T, S]``.
 
     A score of minus infinity is a key that may not be read: its weight is 0. Rows that have read
-    nothing have maximum minus infinity and sum 0, before and after.
+    nothing have maximum minus infinity and sum 0, before and after. No scores change nothing.
     """
+    if scores_TS.shape[-1] == 0:
+        return Folded(max_T, sum_T, scores_TS, torch.ones_like(max_T))
     new_max = torch.maximum(max_T, scores_TS.amax(dim=-1))
     # Where nothing was read yet, (-inf) - (-inf) would be NaN; against 0 every exp is 0.
     base = new_max.masked_fill(new_max == -math.inf, 0.0)

@@ -14,8 +14,8 @@ from refimpl.kernels.inputs import (
     Tiles,
     check,
     check_mask,
+    check_tiles,
     checked_scale,
-    default_tiles,
     padded,
 )
 
@@ -47,10 +47,12 @@ def attend(
     do not fit together, and where kernels are compiled but tensors are not on a GPU.
     """
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
-    tiles = default_tiles(q_BHTD, v_BGSE) if tiles is None else tiles
+    tiles = check_tiles(tiles, q_BHTD, v_BGSE)
     scale = checked_scale(scale, q_BHTD.shape[3])
     mask = check_mask(mask_BTS, q_BHTD, k_BGSD)
-    out, lse = _Flash.apply(q_BHTD, k_BGSD, v_BGSE, mask, causal, window, scale, tiles)
+    # A kernel sees the memory of a view, not the sign that torch keeps beside it.
+    q, k, v = (x.resolve_neg() for x in (q_BHTD, k_BGSD, v_BGSE))
+    out, lse = _Flash.apply(q, k, v, mask, causal, window, scale, tiles)
     return (out, lse) if return_lse else out
 
 
@@ -84,14 +86,14 @@ def attend_v1(
     running maximum and sum it reads from memory and writes back. No gradient.
     """
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
-    tiles = default_tiles(q_BHTD, v_BGSE) if tiles is None else tiles
+    tiles = check_tiles(tiles, q_BHTD, v_BGSE)
     scale = checked_scale(scale, q_BHTD.shape[3])
     B, H, T, _ = q_BHTD.shape
     S, E = v_BGSE.shape[2:]
     wide = {"dtype": torch.float32, "device": q_BHTD.device}
     make = torch.zeros if S == 0 else torch.empty  # without keys no pass initialises them
     out, m, total = make(B, H, T, E, **wide), make(B, H, T, **wide), make(B, H, T, **wide)
-    inputs = (q_BHTD.detach(), k_BGSD.detach(), v_BGSE.detach())
+    inputs = tuple(x.detach().resolve_neg() for x in (q_BHTD, k_BGSD, v_BGSE))
     settings = _settings(*inputs, out, causal, window, tiles) | {"O_INNER": 1}
     numbers = (scale / math.log(2), H, T, S, window)
     tensors = (*inputs, out, m, total)
@@ -127,7 +129,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v from those of the output and of the log-sum-exp."""
     (B, H, T), (G, S) = q.shape[:3], k.shape[1:3]
-    d_q, d_k, d_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    make = torch.empty if H else torch.zeros  # without heads nothing is launched
+    d_q, d_k, d_v = (make(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    if not H:
+        return d_q, d_k, d_v
+    d_out = d_out.resolve_neg()
     delta = torch.empty_like(lse)
     query_grid = (B * H * triton.cdiv(T, tiles.block_t),)
     settings = _settings(q, k, v, d_out, causal, window, tiles) | {"G_INNER": d_out.stride(3)}

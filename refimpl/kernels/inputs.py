@@ -77,14 +77,27 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> 
         )
     if window is not None:
         whole = isinstance(window, int) and not isinstance(window, bool)
-        if not whole or not 1 <= window < 2**31 or not causal:
-            raise ValueError(f"a window counts the query's own key and is causal, got {window!r}")
+        if not whole or window < 1 or not causal:
+            raise ValueError(
+                "a window is a whole number from 1 (the query's own key) on, and causal, got "
+                f"{window!r} with causal={causal}"
+            )
     if MODE == COMPILER and not q.is_cuda:
         raise ValueError(
             f"kernels are compiled for a GPU here, but the tensors are on {q.device}: move them, "
             "or start Python with TRITON_INTERPRET=1"
         )
-    return window or 0
+    # A window of all keys hides none; a longer one would only overflow in 32-bit positions.
+    return 0 if window is None else min(window, max(k.shape[2], 1))
+
+
+def check_tiles(tiles: Tiles | None, q: Tensor, v: Tensor) -> Tiles:
+    """The tiles given, or those that fit; ``ValueError`` for anything else."""
+    if tiles is None:
+        return default_tiles(q, v)
+    if not isinstance(tiles, Tiles):
+        raise ValueError(f"tiles must be Tiles or None, got {tiles!r}")
+    return tiles
 
 
 def check_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:

@@ -22,6 +22,8 @@ from triton.runtime.interpreter import (
     InterpretedFunction,
     InterpreterBuilder,
     InterpreterError,
+    ReduceOps,
+    ScanOps,
     TensorHandle,
 )
 
@@ -47,6 +49,17 @@ def mend() -> None:
     """Replace the methods; a second call changes nothing. Raises what :func:`verify` does."""
     if getattr(InterpreterBuilder, "is_mended", False):
         return
+    if not getattr(InterpreterBuilder, "is_widened", False):
+        _widen_methods()
+    # Overflow checks of integers are computed for every operation and reported in debug mode only.
+    builder = triton_interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    verify(builder)
+    _patch_once_per_launch()
+    InterpreterBuilder.is_mended = True
+
+
+def _widen_methods() -> None:
     for name in ("binary_op", "unary_op", "ternary_op", "create_fma", "create_dot"):
         setattr(InterpreterBuilder, name, _widened(getattr(InterpreterBuilder, name)))
     InterpreterBuilder.cast_impl = _cast(InterpreterBuilder.cast_impl)
@@ -54,12 +67,9 @@ def mend() -> None:
     InterpreterBuilder.get_bf16 = lambda self, value: TensorHandle(
         narrow(np.array([value])), tl.bfloat16
     )
-    InterpreterBuilder.is_mended = True
-    # Overflow checks of integers are computed for every operation and reported in debug mode only.
-    builder = triton_interpreter.interpreter_builder
-    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-    verify(builder)
-    _patch_once_per_launch()
+    for operations in (ReduceOps, ScanOps):
+        operations.apply_impl = _reduced(operations.apply_impl)
+    InterpreterBuilder.is_widened = True
 
 
 def verify(builder: InterpreterBuilder) -> None:
@@ -73,12 +83,19 @@ def verify(builder: InterpreterBuilder) -> None:
         np.array_equal(widen(builder.create_fadd(a, a).data), 2 * values),
         np.array_equal(builder.cast_impl(a, tl.float32).data, values),
         np.all(builder.cast_impl(third, tl.bfloat16).data == 0x3EAB),  # 1/3 rounds up
+        np.array_equal(widen(_sum_of_rows(a).data), values.sum(axis=1)),
     )
     if not all(right):
         raise RuntimeError(
             "this version of Triton does not interpret bfloat16 as refimpl.kernels expects; "
             "constraints.txt names the version that does"
         )
+
+
+def _sum_of_rows(handle: TensorHandle) -> TensorHandle:
+    tensor = tl.core.tensor(handle, tl.block_type(handle.dtype, list(handle.data.shape)))
+    (total,) = ReduceOps(1, tl.standard._sum_combine, keep_dims=False).apply((tensor,))
+    return total.handle
 
 
 def _is_bf16(handle: Any) -> bool:
@@ -110,6 +127,35 @@ def _widened(method: Callable) -> Callable:
     return mended
 
 
+def _reduced(method: Callable) -> Callable:
+    """A reduction or scan in float32 where its inputs are bfloat16, its results rounded once."""
+
+    def mended(self: ReduceOps | ScanOps, inputs: tuple) -> Any:
+        if not any(_is_bf16(x.handle) for x in inputs):
+            return method(self, inputs)
+        wide = [self.to_tensor(_as_fp32(x.handle).data, _wide_type(x)) for x in inputs]
+        results = method(self, tuple(wide))
+        several = isinstance(results, list | tuple)
+        rounded = [
+            _rounded(result) if _is_bf16(x.handle) else result
+            for x, result in zip(inputs, results if several else [results], strict=False)
+        ]
+        return [*rounded, *results[len(rounded) :]] if several else rounded[0]
+
+    return mended
+
+
+def _wide_type(tensor: Any) -> Any:
+    return tl.float32 if _is_bf16(tensor.handle) else tensor.dtype
+
+
+def _rounded(tensor: Any) -> Any:
+    if tensor.dtype.scalar != tl.float32:  # an index
+        return tensor
+    kind = tl.block_type(tl.bfloat16, tensor.shape) if tensor.type.is_block() else tl.bfloat16
+    return tl.core.tensor(TensorHandle(narrow(tensor.handle.data), tl.bfloat16), kind)
+
+
 def _cast(method: Callable) -> Callable:
     """A cast that rounds where it ends in bfloat16 and is exact where it starts there."""
 
@@ -118,10 +164,14 @@ def _cast(method: Callable) -> Callable:
         if ends and starts:
             return src
         if ends:
+            if src.dtype.scalar.is_fp8():  # kept as bits as well
+                src = method(self, src, tl.float32, *rounding)
             return TensorHandle(narrow(src.data), tl.bfloat16)
         if starts:
             wide = _as_fp32(src)
-            return wide if dst_type.scalar == tl.float32 else self.cast_impl(wide, dst_type)
+            return (
+                wide if dst_type.scalar == tl.float32 else method(self, wide, dst_type, *rounding)
+            )
         return method(self, src, dst_type, *rounding)
 
     return mended

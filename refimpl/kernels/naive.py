@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from refimpl.kernels.inputs import Tiles, check, checked_scale, default_tiles, padded
+from refimpl.kernels.inputs import Tiles, check, check_tiles, checked_scale, padded
 from refimpl.kernels.tiles import offsets, readable, within
 
 _SOFTMAX_ELEMENTS = 16_384  # scores that one program of the softmax holds
@@ -103,7 +103,7 @@ def attend_naive(
     the length in memory.
     """
     window = check(q_BHTD, k_BGSD, v_BGSE, causal, window)
-    tiles = default_tiles(q_BHTD, v_BGSE) if tiles is None else tiles
+    tiles = check_tiles(tiles, q_BHTD, v_BGSE)
     (B, H, T, D), (G, S, E) = q_BHTD.shape, v_BGSE.shape[1:]
     scale = checked_scale(scale, D)
     like = {"dtype": q_BHTD.dtype, "device": q_BHTD.device}
@@ -111,7 +111,7 @@ def attend_naive(
     out = torch.zeros(B, H, T, E, **like)
     if 0 in (B * H, T, S):
         return out
-    q, k, v = q_BHTD.detach(), k_BGSD.detach(), v_BGSE.detach()
+    q, k, v = (x.detach().resolve_neg() for x in (q_BHTD, k_BGSD, v_BGSE))
     block = {"BLOCK_T": tiles.block_t, "BLOCK_S": tiles.block_s}
     num_t, num_s = triton.cdiv(T, tiles.block_t), triton.cdiv(S, tiles.block_s)
     outer = (*q.stride()[:3], *k.stride()[:3])

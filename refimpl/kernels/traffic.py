@@ -148,7 +148,9 @@ def _in_a_child(request: dict[str, Any]) -> Traffic:
     )  # fmt: skip
     answer = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else None
     if answer is None:
-        raise RuntimeError(f"counting in a child process failed: {done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"the counting process ended with {done.returncode}: {done.stderr.strip()[-2000:]}"
+        )
     if "error" in answer:
         raise ValueError(answer["error"])
     return Traffic([Launch(**launch) for launch in answer["launches"]])

@@ -120,7 +120,9 @@ def _compile(requests: Sequence[Request]) -> list[dict[str, Any]]:
             check=False,
         )
     if done.returncode:
-        raise RuntimeError(f"the compiling process failed: {done.stderr.strip()[-2000:]}")
+        raise RuntimeError(
+            f"the compiling process ended with {done.returncode}: {done.stderr.strip()[-2000:]}"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 

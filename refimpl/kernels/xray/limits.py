@@ -128,17 +128,16 @@ def occupancy(
 ) -> Occupancy:
     """Work out the occupancy from registers per thread and shared bytes and warps per block.
 
-    Registers are handed out to a warp in units and live in one of the schedulers' parts; warps of
-    a block are spread evenly over the parts. Raises ``ValueError`` where not even one block fits.
+    Registers are handed out to a warp in units and live in one of the schedulers' parts, so as many
+    warps fit as fit into each part. Raises ``ValueError`` where not even one block fits.
     """
     per_warp = math.ceil(registers * target.warp_size / target.register_unit)
     per_warp *= target.register_unit
     warps_per_part = target.registers // target.schedulers // per_warp
-    of_block = math.ceil(num_warps / target.schedulers)  # in the fullest part
     limits = {
         "warps": target.warps // num_warps,
         "blocks": target.blocks,
-        "registers": warps_per_part // of_block,
+        "registers": warps_per_part * target.schedulers // num_warps,
     }
     if shared:
         limits["shared memory"] = target.shared_bytes // (shared + target.shared_reserved)

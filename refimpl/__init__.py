@@ -10,6 +10,7 @@ A tensor's name ends in its axes:
 | ``H``  | query heads               | ``C``  | latent width (MLA)          |
 | ``G``  | key-value heads           | ``N``  | physical blocks             |
 | ``D``  | head dim                  | ``P``  | slots per block             |
+| ``E``  | value dim, if not ``D``   | ``R``  | rotary key width (MLA)      |
 
 Modules stand on five floors and import only from lower floors or from the left on their own:
 

@@ -18,7 +18,12 @@ def visible(
 
     Query ``t`` stands at position ``t + S - T``. It reads key ``s`` when ``s`` is not later
     (``causal``) and, with a ``window`` of W, is one of the W latest: the query's own key counts.
+
+    Raises ``ValueError`` for lengths below 0 and for windows that :func:`check_window` refuses.
     """
+    for name, number in (("num_new", num_new), ("num_stored", num_stored)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ValueError(f"{name} must be an integer of at least 0, got {number!r}")
     check_window(window, causal)
     query = torch.arange(num_new, device=device)[:, None] + (num_stored - num_new)
     key = torch.arange(num_stored, device=device)[None, :]
@@ -97,24 +102,28 @@ def attend_latent(
     ``up_k_HDC`` onto the query and ``up_v_HEC`` behind the softmax, so that only the latent
     (width C) and the shared rotary key (width R) are read. Both give the same result, and both
     scale by ``1 / sqrt(D + R)``, the width of the expanded key: absorption does not change it.
+    Inputs of 16 bits are computed in float32, where what either way forms in between cannot
+    overflow, and the result is cast back.
 
-    Raises ``ValueError`` for shapes that do not fit together.
+    Raises ``ValueError`` for shapes or dtypes that do not fit together.
     Source: DeepSeek-V2, arXiv:2405.04434, section 2.1.
     """
     _check_latent(q_BHTD, q_rope_BHTR, latent_BSC, k_rope_BSR, up_k_HDC, up_v_HEC)
     D, R = q_BHTD.shape[-1], q_rope_BHTR.shape[-1]
     options = {"causal": causal, "mask_BTS": mask_BTS, "scale": 1 / math.sqrt(D + R)}
-    k_rope = k_rope_BSR[:, None]
-    latent = latent_BSC[:, None]
+    wide = torch.promote_types(q_BHTD.dtype, torch.float32)
+    q, q_rope, up_k, up_v = (x.to(wide) for x in (q_BHTD, q_rope_BHTR, up_k_HDC, up_v_HEC))
+    latent, k_rope = (x.to(wide)[:, None] for x in (latent_BSC, k_rope_BSR))
     if absorbed:
-        q_latent = torch.einsum("bhtd,hdc->bhtc", q_BHTD, up_k_HDC)
-        q = torch.cat((q_latent, q_rope_BHTR), dim=-1)
+        q = torch.cat((torch.einsum("bhtd,hdc->bhtc", q, up_k), q_rope), dim=-1)
         read = attend(q, torch.cat((latent, k_rope), dim=-1), latent, **options)
-        return torch.einsum("bhtc,hec->bhte", read, up_v_HEC)
-    k = torch.einsum("bsc,hdc->bhsd", latent_BSC, up_k_HDC)
-    v = torch.einsum("bsc,hec->bhse", latent_BSC, up_v_HEC)
-    k = torch.cat((k, k_rope.expand(-1, k.shape[1], -1, -1)), dim=-1)
-    return attend(torch.cat((q_BHTD, q_rope_BHTR), dim=-1), k, v, **options)
+        out = torch.einsum("bhtc,hec->bhte", read, up_v)
+    else:
+        k = torch.einsum("bsc,hdc->bhsd", latent[:, 0], up_k)
+        v = torch.einsum("bsc,hec->bhse", latent[:, 0], up_v)
+        k = torch.cat((k, k_rope.expand(-1, k.shape[1], -1, -1)), dim=-1)
+        out = attend(torch.cat((q, q_rope), dim=-1), k, v, **options)
+    return out.to(q_BHTD.dtype)
 
 
 def mean_pool_heads(weight: Tensor, num_kv_heads_from: int, num_kv_heads_to: int) -> Tensor:
@@ -126,7 +135,7 @@ def mean_pool_heads(weight: Tensor, num_kv_heads_from: int, num_kv_heads_to: int
     Rotation acts on all heads alike, hence the mean of rotated keys is the rotated mean. Sums are
     formed in float32 or wider.
 
-    Raises ``ValueError`` where heads do not divide evenly.
+    Raises ``ValueError`` where heads do not divide evenly or numbers are not floating point.
     Source: Ainslie et al., GQA, arXiv:2305.13245, section 2.1.
     """
     for name, number in (
@@ -139,6 +148,8 @@ def mean_pool_heads(weight: Tensor, num_kv_heads_from: int, num_kv_heads_to: int
         raise ValueError(
             f"{num_kv_heads_from} heads cannot be averaged in equal groups to {num_kv_heads_to}"
         )
+    if not weight.dtype.is_floating_point:
+        raise ValueError(f"a weight of {weight.dtype} would lose the fractions of its means")
     if weight.dim() == 0 or weight.shape[0] % num_kv_heads_from:
         raise ValueError(
             f"the rows of a weight {tuple(weight.shape)} do not divide into "
@@ -173,8 +184,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q_BHTD", q), ("k_BGSD", k), ("v_BGSD", v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must have 4 axes, got shape {tuple(x.shape)}")
-        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-            raise ValueError(f"{name} must be of 16, 32 or 64-bit floating point, got {x.dtype}")
+        _check_float(name, x)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if k.shape[:3] != v.shape[:3]:
@@ -203,6 +213,11 @@ def check_mask(mask: Tensor, B: int, T: int, S: int) -> Tensor:
     return mask if mask.dim() == 3 else mask[None]
 
 
+def _check_float(name: str, x: Tensor) -> None:
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise ValueError(f"{name} must be of 16, 32 or 64-bit floating point, got {x.dtype}")
+
+
 def _check_latent(
     q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, up_k: Tensor, up_v: Tensor
 ) -> None:
@@ -212,6 +227,9 @@ def _check_latent(
         letters = name.rpartition("_")[2]
         if x.dim() != len(letters):
             raise ValueError(f"{name} must have {len(letters)} axes, got shape {tuple(x.shape)}")
+        _check_float(name, x)
+        if x.dtype != q.dtype:
+            raise ValueError(f"{name} is of {x.dtype}, but q_BHTD is of {q.dtype}")
         for letter, size in zip(letters, x.shape, strict=True):
             known, first = sizes.setdefault(letter, (size, name))
             if size != known:

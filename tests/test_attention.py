@@ -225,6 +225,20 @@ def test_a_window_is_what_transformers_means_by_it() -> None:
     assert visible(T, S, window=W).tolist() == want
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ((-1, 3), "num_new must be an integer of at least 0, got -1"),
+        ((3, -1), "num_stored must be an integer of at least 0, got -1"),
+        ((2.0, 3), "num_new must be an integer of at least 0, got 2.0"),
+        ((2, True), "num_stored must be an integer of at least 0, got True"),
+    ],
+)
+def test_lengths_that_are_none_are_refused(lengths: tuple[int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        visible(*lengths)
+
+
 @pytest.mark.case("ATT-08")
 def test_query_heads_of_a_group_are_neighbours() -> None:
     row = CASES["ATT-08"]

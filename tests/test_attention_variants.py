@@ -120,6 +120,10 @@ def test_the_mean_of_heads_is_attended_as_one_head() -> None:
         ((normal(0, 12, 5), 6, 0), "num_kv_heads_to must be a positive integer, got 0"),
         ((normal(0, 12, 5), 6, 2.0), "num_kv_heads_to must be a positive integer, got 2.0"),
         ((normal(0, 12, 5), True, 1), "num_kv_heads_from must be a positive integer, got True"),
+        (
+            (torch.tensor([[1], [2]], dtype=torch.int8), 2, 1),  # the mean is 1.5
+            "^a weight of torch.int8 would lose the fractions of its means$",
+        ),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(arguments: tuple[Any, ...], message: str) -> None:
@@ -165,3 +169,43 @@ def test_latent_inputs_of_another_rank_are_refused(wrong: int) -> None:
     inputs[wrong] = inputs[wrong][None]
     with pytest.raises(ValueError, match=f"{NAMES[wrong]} must have {len(AXES[wrong])} axes"):
         attend_latent(*inputs, absorbed=True)
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize(
+    ("wrong", "dtype", "message"),
+    [
+        (0, torch.bfloat16, "q_rope_BHTR is of torch.float64, but q_BHTD is of torch.bfloat16"),
+        (3, torch.float32, "k_rope_BSR is of torch.float32, but q_BHTD is of torch.float64"),
+        (4, torch.float32, "up_k_HDC is of torch.float32, but q_BHTD is of torch.float64"),
+        (5, torch.int64, "up_v_HEC must be of 16, 32 or 64-bit floating point, got torch.int64"),
+        (0, torch.int32, "q_BHTD must be of 16, 32 or 64-bit floating point, got torch.int32"),
+    ],
+)
+def test_latent_inputs_of_another_dtype_are_refused(
+    wrong: int, dtype: torch.dtype, message: str, absorbed: bool
+) -> None:
+    inputs = [normal(i, *(SIZES[axis] for axis in axes)) for i, axes in enumerate(AXES)]
+    inputs[wrong] = inputs[wrong].to(dtype)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        attend_latent(*inputs, absorbed=absorbed)
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+@pytest.mark.parametrize("large", ["query", "latent"])
+def test_latent_sixteen_bits_are_computed_in_float32(large: str, absorbed: bool) -> None:
+    # 4 * 300 * 100 is beyond float16's 65,504: in the absorbed query, or in the expanded key.
+    half = {"dtype": torch.float16}
+    query, latent = (300.0, 0.01) if large == "query" else (0.01, 300.0)
+    out = attend_latent(
+        torch.full((1, 1, 1, 4), query, **half),
+        torch.zeros(1, 1, 1, 2, **half),
+        torch.full((1, 3, 4), latent, **half),
+        torch.zeros(1, 3, 2, **half),
+        torch.full((1, 4, 4), 100.0, **half),
+        torch.ones(1, 5, 4, **half),
+        absorbed=absorbed,
+    )
+    assert out.dtype == torch.float16
+    # Equal keys: the output is the value, four times one number of the latent.
+    torch.testing.assert_close(out, torch.full((1, 1, 1, 5), 4 * latent, **half))

@@ -156,6 +156,11 @@ def test_configs_are_read_alike_by_the_answer_and_by_transformers():
         assert TASKS["stored_elements"].answers[0](config) == elements
 
 
+def test_a_nested_config_that_is_null_is_not_nested():
+    for answer in TASKS["stored_elements"].answers:
+        assert answer({**config_task._MISTRAL, "text_config": None}) == 131_072 // 2
+
+
 # ── heads and latent ─────────────────────────────────────────────────────────────────────────
 
 
@@ -173,6 +178,13 @@ def test_pool_heads_expects_the_mean_of_neighbours():
         np.testing.assert_allclose(
             example.expected, heads.mean(axis=1).reshape(example.expected.shape), atol=1e-12
         )
+
+
+def test_heads_that_do_not_divide_are_not_pooled():
+    # 2 groups of 2 heads of 4 are 16 of the 20 rows; without the 4 they pass for heads of 5.
+    for answer in TASKS["pool_heads"].answers:
+        with pytest.raises(RuntimeError, match=r"for input of size 60|cannot be multiplied"):
+            answer(torch.ones(20, 3), 5, 2)
 
 
 def test_attend_absorbed_expects_sdpa_over_expanded_heads():

@@ -88,7 +88,8 @@ def kv_bytes(
 ) -> int:
     """Bytes that ``batch`` sequences of ``num_tokens`` each keep, fixed state included.
 
-    See :func:`layer_bytes` for windows and :func:`kv_bytes_per_token` for the options.
+    The state is at ``dtype`` and without convolution inputs (see :func:`fixed_state_bytes`). See
+    :func:`layer_bytes` for windows and :func:`kv_bytes_per_token` for the options.
     """
     check_count("batch", batch)
     options = _options(group_size, scale_bytes, rope_dtype, indexer)

@@ -1,7 +1,7 @@
 """Exercises of chapter 03: sizes with units, what a config says, grouping, averaging, absorption.
 
-Four of them are questions with numbers: the answer is text with a unit, each seed asks another
-one, and `labkit.answers` tells 7 percent from a factor of 8.
+Four of them are questions with numbers, three sizes and a length: the answer is text with a unit,
+each seed asks another one, and `labkit.answers` tells 7 percent from a factor of 8.
 """
 
 from labkit.tasks.ch03.config import STORED_ELEMENTS

@@ -72,7 +72,7 @@ def _heads(G: int, D: int) -> Stored:
 
 def _stored_elements_plain(config):
     """Unwrap, count the layers that attend, then either a latent or heads."""
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
     num_layers = config["num_hidden_layers"]
     kinds = config.get("layer_types") or ["full_attention"] * num_layers
     attending = sum(kind != "linear_attention" for kind in kinds)
@@ -115,7 +115,7 @@ def _variant(
     kinds: int = 2,
 ) -> int:
     """The config read with one thing done wrong."""
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
     types = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
     attending = sum(kind not in skip for kind in types)
     if latent and config.get("kv_lora_rank"):
@@ -137,8 +137,8 @@ STORED_ELEMENTS = Task(
     level=2,
     spec=(
         "How many numbers one token adds to the cache of all layers together, read from a "
-        "decoder's config.json; layers of type linear_attention add none, sliding ones add what "
-        "full ones add."
+        "decoder's config.json in Llama's key names (a latent's are DeepSeek's); layers of type "
+        "linear_attention add none, sliding ones add what full ones add."
     ),
     signature="stored_elements(config: dict) -> int",
     properties=(
@@ -194,8 +194,8 @@ STORED_ELEMENTS = Task(
         ),
         Mutant(
             "missing taken for multi-query",
-            "a config without num_key_value_heads is of a model with one key-value head per query "
-            "head, not with a single one",
+            "in Llama's key names a missing num_key_value_heads means one key-value head per query "
+            "head, not a single one",
             lambda config: _variant(config, missing=1),
         ),
         Mutant(

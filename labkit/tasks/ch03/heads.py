@@ -150,7 +150,7 @@ def _pool_plain(weight_NM, num_heads, num_groups):
     """Give heads and groups an axis of their own; average; flatten again."""
     M = weight_NM.shape[1]
     members = num_heads // num_groups
-    heads = weight_NM.view(num_groups, members, -1, M)
+    heads = weight_NM.view(num_groups, members, len(weight_NM) // num_heads, M)
     return heads.mean(dim=1).reshape(-1, M)
 
 
@@ -223,8 +223,8 @@ POOL_HEADS = Task(
     hints=(
         "Where in the H·D rows does head 3 stand? Where do the heads of group 1 stand?",
         "Rows are ordered by head, then by dimension within the head; groups are runs of heads.",
-        "weight.view(num_groups, num_heads // num_groups, -1, M).mean(dim=1), flattened to two "
-        "axes.",
+        "weight.view(num_groups, num_heads // num_groups, len(weight) // num_heads, M)"
+        ".mean(dim=1), flattened to two axes.",
     ),
     mutants=(
         Mutant(

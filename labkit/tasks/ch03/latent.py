@@ -120,8 +120,8 @@ ATTEND_ABSORBED = Task(
     level=3,
     spec=(
         "One decode step of latent attention, [B, H, E]: head h's key of token s is up_k[h] @ "
-        "latent[s] beside k_rope[s], its value up_v[h] @ latent[s], scores are divided by "
-        "sqrt(D + R), and no key or value is ever formed."
+        "latent[s] beside k_rope[s], its value of E numbers up_v[h] @ latent[s], scores are "
+        "divided by sqrt(D + R), and no key or value is ever formed."
     ),
     signature=(
         "attend_absorbed(q_BHD: Tensor, q_rope_BHR: Tensor, latent_BSC: Tensor, "

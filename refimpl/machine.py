@@ -53,8 +53,8 @@ def read_bandwidth(*, num_bytes: int = _BUFFER_BYTES, passes: int = 7) -> float:
 
     Raises ``ValueError`` for a buffer under 1 MiB or not a multiple of 8 bytes, or no pass.
     """
-    if num_bytes < 2**20 or num_bytes % 8:
-        raise ValueError(f"num_bytes must be at least 2**20 and a multiple of 8, got {num_bytes}")
+    if not isinstance(num_bytes, int) or num_bytes < 2**20 or num_bytes % 8:
+        raise ValueError(f"num_bytes must be at least 2**20 and a multiple of 8, got {num_bytes!r}")
     count = num_bytes // 8
     words = torch.ones(count, dtype=torch.int64)
 
@@ -100,7 +100,11 @@ def measure(dtypes: Sequence[str] = ("fp32", "bf16")) -> Accelerator:
     Takes a second or two. What else runs meanwhile lowers the figures, and clocks that rise and
     fall with heat move them by tens of percent: measure next to what is compared with them. A
     dtype that the processor has no instructions for is emulated, and shows a low rate.
+
+    Raises ``ValueError`` for no dtype, a bare string, or a dtype of which no rate is measured.
     """
+    if isinstance(dtypes, str):
+        raise ValueError(f"dtypes must be a sequence of names, got {dtypes!r}")
     if not dtypes:
         raise ValueError("name at least one dtype to measure")
     return Accelerator(

@@ -44,9 +44,10 @@ def test_a_real_measurement_is_between_a_floppy_and_the_fastest_memory_there_is(
     assert 1e6 < machine.read_bandwidth(num_bytes=2**25, passes=3) < 1e14
 
 
-@pytest.mark.parametrize("num_bytes", [0, -8, 2**20 - 8, 2**20 + 4])
+@pytest.mark.parametrize("num_bytes", [0, -8, 2**20 - 8, 2**20 + 4, 2.0**20, "1 MiB"])
 def test_a_buffer_that_measures_a_cache_is_refused(num_bytes: int) -> None:
-    with pytest.raises(ValueError, match=str(num_bytes)):
+    message = rf"^num_bytes must be at least 2\*\*20 and a multiple of 8, got {num_bytes!r}$"
+    with pytest.raises(ValueError, match=message):
         machine.read_bandwidth(num_bytes=num_bytes)
 
 
@@ -111,6 +112,8 @@ def test_this_machine_is_an_accelerator_of_what_was_measured(
     assert machine.measure_this_machine is machine.measure
     with pytest.raises(ValueError, match="at least one dtype"):
         machine.measure([])
+    with pytest.raises(ValueError, match=r"^dtypes must be a sequence of names, got 'fp32'$"):
+        machine.measure("fp32")
     with pytest.raises(dataclasses.FrozenInstanceError):
         here.bandwidth = 1.0
 

@@ -545,6 +545,21 @@ def test_the_crossover_of_experts_counts_those_that_the_batch_reads() -> None:
     assert above.cache_bytes > above.weight_bytes
 
 
+def test_below_one_request_the_crossover_counts_the_weights_of_one() -> None:
+    mixtral = Architecture.named("mixtral-8x7b")
+    # 12,879,925,248 active parameters and 131,072 B a token, both published; 30 layers of SmolLM2
+    # store 23,040 B a token, and one step reads its 134,515,008 parameters but no table of its own.
+    for context, share in ((393_216, 0.499807), (262_144, 0.749710)):
+        at = roofline.crossover_batch(mixtral, context, whiteboard=True)
+        assert at == 2 * 12_879_925_248 / (context * 131_072) == pytest.approx(share, abs=1e-6)
+    assert roofline.crossover_batch(Architecture.named("smollm2-135m"), 20_000) == pytest.approx(
+        2 * 134_515_008 / (20_000 * 23_040), rel=1e-12
+    )
+    # Where one request is the crossover both ways of counting meet.
+    one = roofline.crossover_batch(L70B, 430_626, whiteboard=True)
+    assert one == pytest.approx(141_107_412_992 / (430_626 * 327_680), rel=1e-12)
+
+
 def test_without_a_cache_nothing_outweighs_the_weights() -> None:
     layer = Layer(kind="none", mlp_parameters=70)
     arch = Architecture("mlp", 1, 3, 0, 0, 0, 0, 11, None, detail=Detail((layer,), 33, 33, 0, "-"))
@@ -579,6 +594,20 @@ def test_a_large_batch_is_compute_bound_up_to_the_context_that_is_named(
         assert decode_step(L70B, H100, batch=10**9, context=context, **options).bound == bound
 
 
+def test_a_ceiling_that_equals_the_ridge_is_reached_by_no_batch() -> None:
+    # 2P + 4LHDS = 250 · 4LGDS with P = 7,936,000, L, H, G, D = 1, 4, 2, 8 holds at S = 1,000.
+    heads = {"num_query_heads": 4, "num_kv_heads": 2, "head_dim": 8, "value_dim": 8}
+    layer = Layer(kind="full", mlp_parameters=7_936_000, **heads)
+    detail = Detail((layer,), 0, 0, 0, "-")
+    arch = Architecture("met", 1, 32, 4, 2, 8, 0, 1, None, detail=detail)
+    gpu = Accelerator("met", 1, 4e12, {"bf16": 1000e12}, "-", "2026-11")
+    assert roofline.intensity_ceiling(arch, gpu, 1000, whiteboard=True) == gpu.ridge() == 250
+    assert roofline.compute_bound_context(arch, gpu, whiteboard=True) == 999
+    for batch in (10**6, 10**15):
+        step = decode_step(arch, gpu, batch=batch, context=1000, whiteboard=True)
+        assert step.flops < 250 * step.bytes
+
+
 def test_windows_everywhere_leave_no_context_too_long() -> None:
     layers = (dataclasses.replace(WINDOWED, mlp_parameters=10**9),)
     arch = Architecture("swa", 1, 12, 4, 2, 6, 0, 31, None, detail=Detail(layers, 372, 372, 0, "-"))
@@ -607,7 +636,10 @@ def test_windows_everywhere_leave_no_context_too_long() -> None:
         (lambda: decode_step(GQA, ROUND, batch=1, context=0), "to the context of 0, got 1"),
         (lambda: decode_step(GQA, ROUND, batch=1, context=3, num_new=4), "got 4"),
         (lambda: decode_step(GQA, ROUND, batch=1, context=3, num_new=0), "got 0"),
-        (lambda: decode_step(GQA, ROUND, batch=1, context=3, num_gpus=0), "0 GPUs"),
+        (
+            lambda: decode_step(GQA, ROUND, batch=1, context=3, num_gpus=0),
+            "^num_gpus must be at least 1, got 0$",
+        ),
         (lambda: decode_step(GQA, ROUND, batch=1, context=3, weight_dtype="fp9"), "'fp9'"),
         (lambda: decode_step(GQA, ROUND, batch=1, context=3, cache_dtype="fp9"), "'fp9'"),
         (lambda: decode_step(GQA, ROUND, batch=1, context=3, compute_dtype="fp8"), "no rate for"),
@@ -615,7 +647,10 @@ def test_windows_everywhere_leave_no_context_too_long() -> None:
         (lambda: prefill(GQA, ROUND, num_tokens=2, logits_for=3), "logits_for is 3"),
         (lambda: prefill(GQA, ROUND, num_tokens=2, num_stored=-1), "cannot be negative, got -1"),
         (lambda: prefill(GQA, ROUND, num_tokens=True), "must be an integer, got True"),
-        (lambda: lower_bound(ROUND, flops=1, weight_bytes=0), "0 bytes, 1 GPUs"),
+        (
+            lambda: lower_bound(ROUND, flops=1, weight_bytes=0),
+            "^a step moves something, got 0 bytes$",
+        ),
         (lambda: lower_bound(ROUND, flops=-1, weight_bytes=1), "flops cannot be negative, got -1"),
         (lambda: lower_bound(ROUND, flops=1, weight_bytes=1, dtype="int8"), "no rate for 'int8'"),
         (lambda: roofline.crossover_batch(GQA, -1), "context cannot be negative"),

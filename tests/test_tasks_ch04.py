@@ -19,7 +19,9 @@ from task_tools import (
 from labkit import answers
 from labkit.check import CheckFailed
 from labkit.tasks import all_tasks
-from labkit.tasks.ch04.roof import GPUS
+from labkit.tasks.ch04.batch import _batch_examples
+from labkit.tasks.ch04.ceiling import _longest_examples
+from labkit.tasks.ch04.roof import GPUS, _ridge_examples
 from refimpl import roofline
 from refimpl.architecture import Architecture
 from refimpl.hardware import Accelerator
@@ -132,6 +134,27 @@ def test_largest_batch_fits_is_in_time_and_one_more_is_not():
         assert (batch == 0 or allowed(batch)) and not allowed(batch + 1)
     seventy = [n for args, n in expected_of("largest_batch").items() if args[0] > 10**11]
     assert seventy == [54, 194, 324]  # 8, 15 and 50 ms a token
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        # 989 / 2.3 is 430 and 3,350 GB/s for 4.6 ms are 15.41 GB: in floats neither is.
+        ("ridge_batch", (989.0, 2.3, 16), 430),
+        ("largest_batch", (2 * 10**9, 10**6, 1, 10**12, 3350.0, 4.6), 13_410),
+        # The ceiling meets the ridge at 1,000 tokens, and no finite batch reaches a ceiling.
+        ("longest_compute_bound", (7_936_000, 1, 4, 2, 8, 1000.0, 4.0), 999),
+    ],
+)
+def test_accepted_answers_are_exact_where_two_sides_are_equal(name, args, expected):
+    examples = {
+        "ridge_batch": _ridge_examples,
+        "largest_batch": _batch_examples,
+        "longest_compute_bound": _longest_examples,
+    }
+    (example,) = examples[name](args)
+    assert example.expected == expected
+    assert [TASKS[name].call(answer, *args) for answer in TASKS[name].answers] == 2 * [expected]
 
 
 # ── questions with numbers ───────────────────────────────────────────────────────────────────

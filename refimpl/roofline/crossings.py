@@ -40,8 +40,9 @@ def crossover_batch(
     """The batch at which a decode step moves as many bytes of cache as of weights.
 
     Below it a larger batch shares the weights; above it each sequence brings most of its bytes
-    along. Between whole batches the value is interpolated; infinite where there is no cache. For
-    experts, weights are those that so many tokens are expected to choose.
+    along. Between whole batches the value is interpolated, and below one request the weights are
+    those of one; infinite where there is no cache. For experts, weights are those that so many
+    tokens are expected to choose.
     """
     check_counts(context=context)
     each = cache_traffic(arch, 1, context - 1, cache_dtype) if context else 0
@@ -53,6 +54,8 @@ def crossover_batch(
         return batch * each - read
 
     low = _last(lambda batch: excess(batch) <= 0)
+    if low == 0:
+        return weights_read(arch, 1, 1, weight_dtype, whiteboard=whiteboard) / each
     return low - excess(low) / (excess(low + 1) - excess(low))
 
 
@@ -77,7 +80,8 @@ def compute_bound_context(
 ) -> int | None:
     """The longest context at which a large enough batch can still be bound by arithmetic.
 
-    Beyond it decoding is memory-bound at every batch. 0 where that is so at any context (the
+    Beyond it decoding is memory-bound at every batch, as it is where the ceiling of intensity only
+    equals the ridge: no finite batch reaches it. 0 where that is so at any context (the
     shortest has two tokens, one stored and one new), ``None`` where no context is too long, as
     with windows in every layer. Options are those of :func:`decode_step`.
     """
@@ -85,7 +89,7 @@ def compute_bound_context(
     def reaches(context: int) -> bool:
         step = decode_step(arch, accelerator, batch=1, context=context, **options)
         alone = step.cache_bytes + step.activation_bytes
-        return step.compute_seconds >= step.memory_seconds * alone / step.bytes
+        return not alone or step.flops / alone > accelerator.ridge(step.compute_dtype)
 
     if reaches(_ENDLESS):
         return None

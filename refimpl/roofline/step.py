@@ -81,8 +81,10 @@ def lower_bound(
         num_gpus=num_gpus,
     )
     moved = weight_bytes + cache_bytes + activation_bytes
-    if not moved or not num_gpus:
-        raise ValueError(f"a step moves something on something: {moved} bytes, {num_gpus} GPUs")
+    if not num_gpus:
+        raise ValueError(f"num_gpus must be at least 1, got {num_gpus}")
+    if not moved:
+        raise ValueError(f"a step moves something, got {moved} bytes")
     return Step(
         weight_bytes=weight_bytes,
         cache_bytes=cache_bytes,

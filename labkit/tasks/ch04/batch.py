@@ -173,18 +173,19 @@ def _batch_plain(
 ):
     """What fits, and what is read in time after the weights."""
     each = bytes_per_token * num_tokens
-    in_time = gigabytes_per_second * 1e6 * milliseconds - weight_bytes
-    return max(0, int(min(pool_bytes, in_time) // each))
+    readable = Fraction(str(gigabytes_per_second)) * Fraction(str(milliseconds)) * 10**6  # exact
+    return max(0, min(pool_bytes, readable - weight_bytes) // each)
 
 
 def _batch_searched(
     weight_bytes, bytes_per_token, num_tokens, pool_bytes, gigabytes_per_second, milliseconds
 ):
     low, high = 0, pool_bytes // (bytes_per_token * num_tokens)
+    seconds = Fraction(str(milliseconds)) / 1000
     while low < high:
         middle = (low + high + 1) // 2
         read = weight_bytes + middle * bytes_per_token * num_tokens
-        if read <= gigabytes_per_second * milliseconds * 1e6:
+        if read / seconds <= Fraction(str(gigabytes_per_second)) * 10**9:
             low = middle
         else:
             high = middle - 1

@@ -1,5 +1,6 @@
 """Exercise of chapter 04: the context beyond which no batch reaches the ridge."""
 
+import math
 import random
 from fractions import Fraction
 
@@ -24,7 +25,7 @@ def _longest_examples(*models: Model) -> list[Example]:
             per_head = sum(2 * D * tokens for _ in ("scores", "values"))
             flops = 2 * parameters + L * H * per_head
             read = sum(2 * L * G * D * tokens for _ in ("key", "value"))
-            return flops / Fraction(str(teraflops)) >= read / Fraction(str(terabytes))
+            return flops / Fraction(str(teraflops)) > read / Fraction(str(terabytes))
 
         examples.append(Example(args, float(last(computes_longer))))
     return examples
@@ -43,7 +44,8 @@ def _longest_plain(
     ridge = teraflops / terabytes_per_second
     flops_per_token = 4 * num_layers * num_query_heads * head_dim
     bytes_per_token = 4 * num_layers * num_kv_heads * head_dim
-    return f"{int(2 * parameters / (ridge * bytes_per_token - flops_per_token))} tokens"
+    meets = 2 * parameters / (ridge * bytes_per_token - flops_per_token)
+    return f"{math.ceil(meets) - 1} tokens"  # where they meet no batch is large enough
 
 
 def _longest_by_groups(
@@ -56,7 +58,8 @@ def _longest_by_groups(
     terabytes_per_second,
 ):
     spare = teraflops / terabytes_per_second - num_query_heads / num_kv_heads
-    return f"{int(parameters / spare / (2 * num_layers * num_kv_heads * head_dim))} tokens"
+    meets = parameters / spare / (2 * num_layers * num_kv_heads * head_dim)
+    return f"{math.ceil(meets) - 1} tokens"
 
 
 def _meets(flops: float, per_token_flops: float, per_token_bytes: float, ridge: float) -> str:
@@ -142,7 +145,7 @@ LONGEST_COMPUTE_BOUND = Task(
         "With a very large batch the weights' bytes vanish from the ratio and their FLOPs do not: "
         "compare what one request computes with what it reads alone.",
         "FLOPs: 2P + 4·layers·H·D·S. Bytes: 4·layers·G·D·S in BF16. Their ratio equals the ridge.",
-        "S = 2P / (ridge · 4·layers·G·D − 4·layers·H·D), rounded down.",
+        "S < 2P / (ridge · 4·layers·G·D − 4·layers·H·D); where they are equal no batch is enough.",
     ),
     mutants=(
         Mutant(

@@ -199,8 +199,8 @@ def _ridge_examples(*roofs: tuple[float, float, int]) -> list[Example]:
 
 def _ridge_plain(teraflops, terabytes_per_second, weight_bits):
     """2 FLOPs a request for each weight, which takes weight_bits / 8 bytes."""
-    ridge = teraflops / terabytes_per_second
-    per_request = 2 / (weight_bits / 8)
+    ridge = Fraction(str(teraflops)) / Fraction(str(terabytes_per_second))  # exact
+    per_request = Fraction(2 * 8, weight_bits)
     return math.ceil(ridge / per_request)
 
 

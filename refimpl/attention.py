@@ -1,9 +1,25 @@
 """Softmax attention over stored keys and values, in the plain form everything else must equal."""
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def without_autocast(function: Callable) -> Callable:
+    """``function`` of tensors in the dtypes that it chooses, also within ``torch.autocast``."""
+
+    @functools.wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        given = (*arguments, *options.values())
+        device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            return function(*arguments, **options)
+
+    return run
 
 
 def visible(
@@ -33,6 +49,7 @@ def visible(
     return mask if window is None else mask & (key > query - window)
 
 
+@without_autocast
 def attend(
     q_BHTD: Tensor,
     k_BGSD: Tensor,
@@ -67,11 +84,14 @@ def attend(
         allowed = mask if allowed is None else allowed & mask
 
     wide = torch.promote_types(q_BHTD.dtype, torch.float32)
-    scale = 1 / math.sqrt(D) if scale is None else scale
+    scale = checked_scale(scale, D)
     # Heads of one group share keys and values, so the group is an axis of the queries only. The
     # scale goes on the query: a raw 16-bit product could overflow before it is scaled.
     q = (q_BHTD.to(wide) * scale).reshape(B, G, H // G, T, D)
     k, v = k_BGSD.to(wide), v_BGSD.to(wide)
+    if allowed is not None and torch.is_grad_enabled() and q.requires_grad:
+        # The gradient of q is a sum over keys too: those that nobody may read weigh 0 in it.
+        k = k.masked_fill(~allowed.any(dim=1)[:, None, :, None], 0.0)
     scores = q @ k[:, :, None].transpose(-1, -2)
     if allowed is not None:
         scores = scores.masked_fill(~allowed[:, None, None], -math.inf)
@@ -84,6 +104,7 @@ def attend(
     return (out, scores.logsumexp(dim=-1).reshape(B, H, T)) if return_lse else out
 
 
+@without_autocast
 def attend_latent(
     q_BHTD: Tensor,
     q_rope_BHTR: Tensor,
@@ -176,7 +197,19 @@ def check_window(window: int | None, causal: bool) -> None:
     if window is None:
         return
     if not isinstance(window, int) or isinstance(window, bool) or window < 1 or not causal:
-        raise ValueError(f"a window counts the query's own key and is causal, got {window}")
+        raise ValueError(
+            "a window is an integer from 1 (the query's own key) on, and causal, got "
+            f"{window!r} with causal={causal}"
+        )
+
+
+def checked_scale(scale: float | None, D: int) -> float:
+    """The scale of the scores, ``1 / sqrt(D)`` if none is given; ``ValueError`` if not finite."""
+    if scale is None:
+        return 1 / math.sqrt(D)
+    if isinstance(scale, bool) or not math.isfinite(scale):
+        raise ValueError(f"scale must be a finite number, got {scale!r}")
+    return float(scale)
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import CASES, attention_by_loops, normal, readable_keys, seeded
 
-from refimpl import attention
+from refimpl import attention, flash
 from refimpl.attention import attend, attend_latent, soft_cap, visible
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -315,6 +317,35 @@ def test_what_no_query_may_read_never_reaches_the_output(poison: float, dtype: t
     assert attend(q, k, v, window=1).isfinite().all()
 
 
+@pytest.mark.parametrize("form", [attend, flash.attend], ids=["plain", "tiled"])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_what_no_query_may_read_never_reaches_a_gradient(form: Any, poison: float) -> None:
+    q, k, v = inputs(B=1, G=2, group=2, T=3, S=6, D=5, E=4, seed=3)
+    grads = []
+    for hidden in (0.0, poison):
+        k[:, :, :2], v[:, :, :2] = hidden, hidden  # window 2: keys 0 and 1 are nobody's
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        grads.append(torch.autograd.grad(form(*leaves, window=2).square().sum(), leaves))
+    for clean, dirty in zip(*grads, strict=True):
+        assert clean.isfinite().all()
+        torch.testing.assert_close(dirty, clean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", [attend, flash.attend], ids=["plain", "tiled"])
+def test_autocast_changes_nothing(form: Any) -> None:
+    x = [y.float() for y in inputs(B=1, G=2, group=2, T=9, S=9, D=8, E=8, seed=4)]
+    results = []
+    for enabled in (False, True):
+        leaves = [y.clone().requires_grad_() for y in x]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out, lse = form(*leaves, return_lse=True)
+        grads = torch.autograd.grad(out.square().sum() + lse.sum(), leaves)
+        assert lse.dtype == out.dtype == torch.float32
+        results.append((out, lse, *grads))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
 def test_poison_that_a_query_may_read_does_show() -> None:
     q, k, v = inputs(B=1, G=1, group=1, T=2, S=3, D=2, E=2, seed=0)
     v[:, :, 1] = math.nan
@@ -375,7 +406,10 @@ def test_attend_leaves_its_inputs_alone() -> None:
         ({"k": normal(0, 2, 0, 6, 5), "v": normal(0, 2, 0, 6, 7)}, "got 4 and 0"),
         ({"window": 0}, "got 0"),
         ({"window": -1}, "got -1"),
-        ({"window": 2, "causal": False}, "is causal"),
+        ({"window": 2, "causal": False}, "got 2 with causal=False"),
+        ({"window": np.int64(3)}, r"is an integer from 1 .* got np.int64\(3\)"),
+        ({"scale": math.nan}, "scale must be a finite number, got nan"),
+        ({"scale": True}, "scale must be a finite number, got True"),
         ({"mask_BTS": torch.ones(3, 6)}, "must be bool"),
         ({"mask_BTS": torch.ones(6, 3, dtype=torch.bool)}, "must be"),
         ({"mask_BTS": torch.ones(3, 3, 6, dtype=torch.bool)}, "must be"),

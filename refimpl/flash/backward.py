@@ -5,9 +5,11 @@ import math
 import torch
 from torch import Tensor
 
+from refimpl.attention import without_autocast
 from refimpl.flash.plan import Plan, keys_of_tile, rows_of_group, scores_of_tile
 
 
+@without_autocast
 def gradients(
     q: Tensor,
     k: Tensor,

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from refimpl.attention import check_inputs, check_mask, check_window
+from refimpl.attention import (
+    check_inputs,
+    check_mask,
+    check_window,
+    checked_scale,
+    without_autocast,
+)
 from refimpl.flash.backward import gradients
 from refimpl.flash.online import Running, absorb, finish, start
 from refimpl.flash.plan import Plan, keys_of_tile, rows_of_group, scores_of_tile
@@ -48,10 +54,7 @@ def attend(
     check_count("block_t", block_t, least=1)
     check_count("block_s", block_s, least=1)
     B, H, T, D = q_BHTD.shape
-    if scale is None:
-        scale = 1 / math.sqrt(D)
-    elif not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
+    scale = checked_scale(scale, D)
     if mask_BTS is not None:
         mask_BTS = check_mask(mask_BTS, B, T, k_BGSD.shape[2])
     plan = Plan(T, k_BGSD.shape[2], block_t, block_s, causal, window, scale)
@@ -79,6 +82,7 @@ class _Tiled(torch.autograd.Function):
         return (*gradients(*ctx.saved_tensors, d_out, d_lse, ctx.plan), None, None)
 
 
+@without_autocast
 def _forward(
     q: Tensor,
     k: Tensor,

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from refimpl.attention import checked_scale
 from refimpl.kernels.backward import d_key_value_kernel, d_query_kernel, delta_kernel
 from refimpl.kernels.forward import forward_kernel, forward_v1_kernel
 from refimpl.kernels.inputs import (
@@ -15,7 +16,6 @@ from refimpl.kernels.inputs import (
     check,
     check_mask,
     check_tiles,
-    checked_scale,
     padded,
 )
 

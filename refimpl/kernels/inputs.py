@@ -1,12 +1,12 @@
 """What the attention kernels take: tensors that fit together, tiles, a scale, a mask."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 import triton
 from torch import Tensor
 
+from refimpl.attention import check_window
 from refimpl.kernels import MODE
 from refimpl.kernels.mode import COMPILER
 
@@ -75,13 +75,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> 
         raise ValueError(
             f"query heads must be a multiple of key-value heads, got {q.shape[1]} and {k.shape[1]}"
         )
-    if window is not None:
-        whole = isinstance(window, int) and not isinstance(window, bool)
-        if not whole or window < 1 or not causal:
-            raise ValueError(
-                "a window is a whole number from 1 (the query's own key) on, and causal, got "
-                f"{window!r} with causal={causal}"
-            )
+    check_window(window, causal)
     if MODE == COMPILER and not q.is_cuda:
         raise ValueError(
             f"kernels are compiled for a GPU here, but the tensors are on {q.device}: move them, "
@@ -112,12 +106,3 @@ def check_mask(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     if mask.device != q.device:
         raise ValueError(f"mask_BTS is on {mask.device}, q_BHTD on {q.device}")
     return mask.expand(B, T, S).view(torch.uint8)
-
-
-def checked_scale(scale: float | None, D: int) -> float:
-    """The scale of the scores, 1 / sqrt(D) if none is given; ``ValueError`` if not finite."""
-    if scale is None:
-        return 1 / math.sqrt(D)
-    if isinstance(scale, bool) or not math.isfinite(scale):
-        raise ValueError(f"scale must be a finite number, got {scale!r}")
-    return float(scale)

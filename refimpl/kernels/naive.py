@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from refimpl.kernels.inputs import Tiles, check, check_tiles, checked_scale, padded
+from refimpl.attention import checked_scale
+from refimpl.kernels.inputs import Tiles, check, check_tiles, padded
 from refimpl.kernels.tiles import offsets, readable, within
 
 _SOFTMAX_ELEMENTS = 16_384  # scores that one program of the softmax holds

@@ -121,5 +121,5 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     if D % 2:
         raise ValueError(f"rotation works on pairs: head dim must be even, got {D}")
     for table in (cos, sin):
-        if D != 2 * table.shape[-1]:
+        if 2 * table.shape[-1] != D:
             raise ValueError(f"head dim {D} needs a table of width {D // 2}, got {table.shape[-1]}")

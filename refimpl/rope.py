@@ -54,8 +54,9 @@ def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     ``cos`` and ``sin`` are ``[T, D/2]``, one position a row, or broadcast over leading axes
     (``[B, 1, T, D/2]`` for positions that differ by row). The result keeps the input's dtype.
+    Raises ``ValueError`` for integers, an odd head dim and tables of another width.
     """
-    _check_width(x_BHTD, cos)
+    _check(x_BHTD, cos, sin)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(
         x_BHTD.dtype
@@ -86,7 +87,7 @@ def rotate_interleaved(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     It is the same map after a permutation of the axis ``D``, so weights trained for one give
     wrong scores under the other, except at position 0, where both are the identity.
     """
-    _check_width(x_BHTD, cos)
+    _check(x_BHTD, cos, sin)
     even, odd = x_BHTD[..., ::2], x_BHTD[..., 1::2]
     pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
     return pairs.flatten(-2).to(x_BHTD.dtype)
@@ -113,8 +114,12 @@ def _turns(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def _check_width(x: Tensor, cos: Tensor) -> None:
-    if x.shape[-1] != 2 * cos.shape[-1]:
-        raise ValueError(
-            f"head dim {x.shape[-1]} needs a table of width {x.shape[-1] // 2}, got {cos.shape[-1]}"
-        )
+def _check(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"only floating point can be rotated, got {x.dtype}")
+    D = x.shape[-1]
+    if D % 2:
+        raise ValueError(f"rotation works on pairs: head dim must be even, got {D}")
+    for table in (cos, sin):
+        if 2 * table.shape[-1] != D:
+            raise ValueError(f"head dim {D} needs a table of width {D // 2}, got {table.shape[-1]}")

@@ -312,8 +312,11 @@ def test_rows_of_different_length_are_refused_by_concatenation() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0, "max_tokens": 4}, "batch_size must be at least 1, got 0"),
-        ({"batch_size": 1, "max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"batch_size": 0, "max_tokens": 4}, "batch_size must be a positive integer, got 0"),
+        ({"batch_size": 1.0, "max_tokens": 4}, "batch_size must be a positive integer, got 1.0"),
+        ({"batch_size": 1, "max_tokens": 0}, "max_tokens must be a positive integer, got 0"),
+        ({"batch_size": 1, "max_tokens": 2.5}, "max_tokens must be a positive integer, got 2.5"),
+        ({"batch_size": 1, "max_tokens": True}, "max_tokens must be a positive integer, got True"),
         ({"batch_size": 1, "max_tokens": 4, "dtype": torch.int8}, "got torch.int8"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -249,6 +250,19 @@ def test_few_new_tokens(loop: Any, new: int) -> None:
 
 
 @loops
+@pytest.mark.parametrize(
+    "prompts", [np.array([[3, 1], [4, 5]]), [np.array([3, 1]), np.array([4, 5])]]
+)
+def test_arrays_are_prompts(loop: Any, prompts: Any) -> None:
+    assert loop(tiny(GQA), prompts, max_new_tokens=3) == loop(
+        tiny(GQA), [[3, 1], [4, 5]], max_new_tokens=3
+    )
+    assert loop(tiny(GQA), prompts[0], max_new_tokens=3) == loop(
+        tiny(GQA), [3, 1], max_new_tokens=3
+    )
+
+
+@loops
 def test_the_prompt_is_left_alone(loop: Any) -> None:
     tokens, many = prompt(0, 5), [prompt(1, 3), prompt(2, 4)]
     loop(tiny(GQA), tokens, max_new_tokens=3)
@@ -432,6 +446,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "floats": ([1.5, 2.0], {}, "1.5"),
     "float tensor": (torch.ones(3), {}, "integers, got torch.float32"),
     "bool tensor": (torch.ones(3, dtype=torch.bool), {}, "integers, got torch.bool"),
+    "float array": (np.ones(3), {}, "integers, got torch.float64"),
+    "array of text": (np.array([["a", "b"]] * 2), {}, "token ids must be integers, got an array"),
+    "float rows": ([np.array([1.5])], {}, "token ids must be integers"),
     "three axes": (torch.ones(1, 1, 3, dtype=torch.long), {}, r"shape \(1, 1, 3\)"),
     "negative count": ([1], {"max_new_tokens": -1}, "at least 0, got -1"),
     "fractional count": ([1], {"max_new_tokens": 2.0}, "must be an integer, got 2.0"),

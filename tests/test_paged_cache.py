@@ -637,7 +637,10 @@ MISUSES: dict[str, tuple[Any, str]] = {
         "not a table in use here",
     ),
     "one table twice": (lambda c: PagedCache.over(c.pool, [c.tables[0]] * 2), "given twice"),
-    "no table": (lambda c: PagedCache.over(c.pool, []), "batch_size must be at least 1, got 0"),
+    "no table": (
+        lambda c: PagedCache.over(c.pool, []),
+        "batch_size must be a positive integer, got 0",
+    ),
 }
 
 
@@ -659,7 +662,7 @@ def test_a_refused_operation_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0, "num_blocks": 4}, "batch_size must be at least 1, got 0"),
+        ({"batch_size": 0, "num_blocks": 4}, "batch_size must be a positive integer, got 0"),
         ({"num_blocks": 0}, "num_blocks must be a positive integer, got 0"),
         ({"num_blocks": 4, "block_size": 0}, "block_size must be a positive integer, got 0"),
         ({"num_blocks": 4, "dtype": torch.int8}, "got torch.int8"),

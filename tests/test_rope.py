@@ -301,6 +301,18 @@ def test_a_base_that_moves_with_the_length_is_refused(kind: str) -> None:
             lambda: rotate_interleaved(torch.ones(1, 1, 2, 6), *rotary_table(torch.arange(2), 8)),
             "needs a table of width 3, got 4",
         ),
+        (
+            lambda: rotate(torch.ones(1, 1, 2, 6), torch.ones(2, 3), torch.ones(2, 1)),
+            "head dim 6 needs a table of width 3, got 1",
+        ),
+        (
+            lambda: rotate(torch.ones(1, 1, 2, 6).long(), *rotary_table(torch.arange(2), 6)),
+            "only floating point can be rotated, got torch.int64",
+        ),
+        (
+            lambda: rotate_interleaved(torch.ones(1, 1, 2, 5), *rotary_table(torch.arange(2), 4)),
+            "rotation works on pairs: head dim must be even, got 5",
+        ),
         (lambda: RopeScaling("linear", 0.5), "at least 1, got 0.5"),
         (lambda: RopeScaling("llama3", 2.0, 4.0, 4.0), "low_freq_factor"),
         (lambda: RopeScaling("llama3", 2.0, 1.0, 4.0, 0), "original_max_context"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import cmath
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -395,9 +396,9 @@ def test_what_is_refused_changes_nothing() -> None:
     refuses(cache, "start 3, stop 2", lambda: cache.remove(None, 3, 2))
     refuses(cache, "delta must hold integers, got 0.5", lambda: cache.shift(0, 2, 4, 0.5))
     refuses(cache, "None means every sequence", lambda: cache.remove(2))
-    for wrong in ({"num_slots": 0}, {"num_slots": 4, "num_sequences": 0}):
-        with pytest.raises(ValueError, match="at least one"):
-            SlotCache(GQA, **wrong)
+    for name, wrong in itertools.product(("num_slots", "num_sequences"), (0, 2.5, True)):
+        with pytest.raises(ValueError, match=f"{name} must be a positive integer, got {wrong}"):
+            SlotCache(GQA, **{"num_slots": 4, name: wrong})
 
 
 def test_keys_that_lag_behind_their_labels_are_not_read() -> None:

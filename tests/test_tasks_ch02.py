@@ -109,10 +109,41 @@ def test_cached_attention_expects_what_transformers_and_sdpa_compute():
         np.testing.assert_allclose(example.expected, theirs.numpy(), atol=2e-6)
 
 
+def test_cached_attention_far_from_the_start_and_in_the_dtype_given():
+    """Scores depend on distance alone: behind 100,000 tokens as behind 3, if angles are exact."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, n, 2, 6, generator=generator).double() for n in (4, 2, 2))
+    near, far, theta = 3, 100_000, 50.0
+    held = [torch.randn(1, 2, near, 6, generator=generator).double() for _ in "kv"]
+
+    def seen_from(start):
+        speeds = theta ** (-torch.arange(3).double() / 3)
+        angles = torch.outer(torch.arange(start - near, start).double(), speeds)
+        a, b = held[0].chunk(2, dim=-1)
+        turned = (a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())
+        return torch.cat(turned, dim=-1)
+
+    task = TASKS["cached_attention"]
+    for answer in task.answers:
+        expected = task.call(answer, q, k, v, seen_from(near), held[1], theta)
+        single = [x.bfloat16() for x in (q, k, v, seen_from(near), held[1])]
+        rounded = task.call(answer, *single, theta)
+        assert rounded.dtype == torch.bfloat16
+        torch.testing.assert_close(rounded.double(), expected, atol=0.05, rtol=0.05)
+        # The tokens in front hold zeros: they add nothing but their share of the weight.
+        padding = torch.zeros(1, 2, far - near, 6).double()
+        k_held = torch.cat((padding, seen_from(far)), dim=2)
+        v_held = torch.cat((padding, held[1]), dim=2)
+        got = task.call(answer, q, k, v, k_held, v_held, theta)
+        ones = [torch.ones_like(x) for x in (v, held[1])]
+        share = task.call(answer, q, k, ones[0], k_held, torch.cat((padding, ones[1]), 2), theta)
+        torch.testing.assert_close(got / share, expected, atol=1e-8, rtol=1e-8)
+
+
 def test_truncate_expects_what_a_list_of_tokens_would_hold():
     for example in examples(TASKS["truncate"]):
         k_buffer, _, held_B, kept_B = example.args
-        refused = any(kept > held for held, kept in zip(held_B, kept_B, strict=True))
+        refused = any(not 0 <= kept <= held for held, kept in zip(held_B, kept_B, strict=True))
         assert example.expected["refused"] == refused
         for row, (held, kept) in enumerate(zip(held_B.tolist(), kept_B.tolist(), strict=True)):
             tokens = [k_buffer[row, :, s].tolist() for s in range(held)]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from refimpl.architecture import Architecture
+from refimpl.architecture.checks import count
 from refimpl.cache.protocol import Lengths, integers
 from refimpl.cache.rows import Rows
 
@@ -36,9 +37,7 @@ class ContiguousCache(_Buffers):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(arch, batch_size, dtype)
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-        self.max_tokens = max_tokens
+        self.max_tokens = count("max_tokens", max_tokens)
         shape = (batch_size, arch.num_kv_heads, max_tokens, arch.head_dim)
         self._k, self._v = (
             [torch.full(shape, torch.nan, dtype=dtype) for _ in range(arch.num_layers)]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from refimpl.architecture.checks import count
 from refimpl.cache.protocol import integers
 
 
@@ -23,11 +24,8 @@ class SlotLabels:
     """One label, or ``None`` for a free slot, for each slot of a pool."""
 
     def __init__(self, num_slots: int, num_sequences: int, num_layers: int) -> None:
-        if num_slots < 1 or num_sequences < 1:
-            raise ValueError(
-                f"a pool needs at least one slot and one sequence, got {num_slots} slots and "
-                f"{num_sequences} sequences"
-            )
+        count("num_slots", num_slots)
+        count("num_sequences", num_sequences)
         self.num_sequences, self.num_layers = num_sequences, num_layers
         self.labels: list[Label | None] = [None] * num_slots
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from refimpl.architecture import Architecture
+from refimpl.architecture.checks import count
 from refimpl.cache.protocol import Lengths, check_uniform, integers
 
 
@@ -17,8 +18,7 @@ class Rows:
     _v: Sequence[Tensor]
 
     def __init__(self, arch: Architecture, batch_size: int, dtype: torch.dtype) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        count("batch_size", batch_size)
         if not dtype.is_floating_point:
             raise ValueError(f"keys and values are stored as floating point, got {dtype}")
         check_uniform(arch)

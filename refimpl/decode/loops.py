@@ -46,11 +46,11 @@ def generate(
 ) -> list[int] | list[list[int]]:
     """New token ids: prefill the prompt once, then feed back one token a step.
 
-    ``tokens`` is one prompt (a list or 1-D tensor; the result is a list of ids) or several (a list
-    of lists or a 2-D tensor; one list each). A row ends with the first of ``stop_tokens``, which is
-    part of the result, or after ``max_new_tokens``. ``sampler`` None is greedy. ``on_token(row,
-    token)`` is called as each token is known. ``cache`` may hold a context already: the prompt
-    continues it. It is left holding everything but each row's last new token;
+    ``tokens`` is one prompt (a list, 1-D tensor or array; the result is a list of ids) or several
+    (a list of lists, 2-D tensor or array; one list each). A row ends with the first of
+    ``stop_tokens``, which is part of the result, or after ``max_new_tokens``. ``sampler`` None is
+    greedy. ``on_token(row, token)`` is called as each token is known. ``cache`` may hold a context
+    already: the prompt continues it. It is left holding everything but each row's last new token;
     with ``max_new_tokens=0`` nothing runs and it stays as it was.
 
     Raises ``ValueError`` for an empty prompt, an id outside the vocabulary, a negative

@@ -10,7 +10,13 @@ Tokens = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
 
 def read_prompts(tokens: Tokens, vocab_size: int) -> tuple[bool, list[list[int]]]:
-    """Whether one prompt was given, and the prompts as lists."""
+    """Whether one prompt was given, and the prompts as lists; numpy arrays are read as tensors."""
+    if not isinstance(tokens, Tensor) and hasattr(tokens, "__array__"):
+        try:
+            tokens = torch.as_tensor(tokens)
+        except TypeError as error:  # of text, of objects
+            of = getattr(tokens, "dtype", type(tokens))
+            raise ValueError(f"token ids must be integers, got an array of {of}") from error
     if isinstance(tokens, Tensor):
         whole = not tokens.is_floating_point() and tokens.dtype != torch.bool
         if not whole or tokens.dim() not in (1, 2):
@@ -20,7 +26,7 @@ def read_prompts(tokens: Tokens, vocab_size: int) -> tuple[bool, list[list[int]]
             )
         tokens = tokens.tolist()
     try:
-        single = not len(tokens) or not isinstance(tokens[0], Tensor | Sequence)
+        single = not len(tokens) or not _is_row(tokens[0])
         rows = [
             [operator.index(token) for token in row] for row in ([tokens] if single else tokens)
         ]
@@ -33,6 +39,10 @@ def read_prompts(tokens: Tokens, vocab_size: int) -> tuple[bool, list[list[int]]
             if not 0 <= token < vocab_size:
                 raise ValueError(f"token id {token} is outside the vocabulary of {vocab_size}")
     return single, rows
+
+
+def _is_row(tokens: object) -> bool:
+    return isinstance(tokens, Tensor | Sequence) or getattr(tokens, "ndim", 0) > 0
 
 
 def pad(rows: list[list[int]]) -> tuple[Tensor, list[int]]:

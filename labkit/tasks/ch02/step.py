@@ -71,12 +71,13 @@ def _plain(q_BHTD, k_BGTD, v_BGTD, k_held_BGSD, v_held_BGSD, theta):
     B, H, T, D = q_BHTD.shape
     G, held = k_held_BGSD.shape[1:3]
     positions_T = torch.arange(held, held + T)
-    angles = positions_T[:, None] * theta ** (-torch.arange(0, D, 2) / D)
+    angles = positions_T[:, None] * theta ** (-torch.arange(0, D, 2).double() / D)
     cos, sin = angles.cos(), angles.sin()
 
     def rotate(x):
         first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned.to(x.dtype)
 
     k_BGSD = torch.cat((k_held_BGSD, rotate(k_BGTD)), dim=2)
     v_BGSD = torch.cat((v_held_BGSD, v_BGTD), dim=2)
@@ -90,16 +91,16 @@ def _one_by_one(q_BHTD, k_BGTD, v_BGTD, k_held_BGSD, v_held_BGSD, theta):
     B, H, T, D = q_BHTD.shape
     G, held = k_held_BGSD.shape[1:3]
     keys, values, out = k_held_BGSD, v_held_BGSD, []
-    speeds = torch.tensor([theta ** (-2 * i / D) for i in range(D // 2)])
+    speeds = torch.tensor([theta ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64)
     for t in range(T):
-        turn = torch.polar(torch.ones(D // 2), (held + t) * speeds)
+        turn = torch.polar(torch.ones_like(speeds), (held + t) * speeds)
         q, k = (
-            torch.complex(*x[:, :, t].contiguous().chunk(2, dim=-1)) * turn
-            for x in (q_BHTD, k_BGTD)
+            torch.complex(*x[:, :, t].double().chunk(2, dim=-1)) * turn for x in (q_BHTD, k_BGTD)
         )
-        keys = torch.cat((keys, torch.cat((k.real, k.imag), dim=-1)[:, :, None]), dim=2)
+        q, k = (torch.cat((x.real, x.imag), dim=-1).to(q_BHTD.dtype) for x in (q, k))
+        keys = torch.cat((keys, k[:, :, None]), dim=2)
         values = torch.cat((values, v_BGTD[:, :, t : t + 1]), dim=2)
-        q = torch.cat((q.real, q.imag), dim=-1).view(B, G, H // G, D)
+        q = q.view(B, G, H // G, D)
         weights = torch.einsum("bgrd,bgsd->bgrs", q, keys).div(D**0.5).softmax(dim=-1)
         out.append(torch.einsum("bgrs,bgsd->bgrd", weights, values).reshape(B, H, D))
     return torch.stack(out, dim=2)

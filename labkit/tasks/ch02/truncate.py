@@ -15,7 +15,8 @@ from labkit.tasks import Example, Mutant, Property, Task
 def _run_truncate(function: Callable[..., Any], k_buffer, v_buffer, held_B, kept_B) -> Any:
     """The lengths returned and what both buffers then hold."""
     k_buffer, v_buffer = k_buffer.clone(), v_buffer.clone()
-    valid, refused = bool((kept_B <= held_B).all()), False
+    valid = bool(((kept_B >= 0) & (kept_B <= held_B)).all())
+    refused = False
     try:
         lengths = function(k_buffer, v_buffer, held_B, kept_B)
     except ValueError:
@@ -34,7 +35,7 @@ def _truncate_example(
     B, max_tokens = len(held), max(held) + spare
     buffers = np.full((2, B, G, max_tokens, D), np.nan, dtype=np.float32)
     after = buffers.copy()
-    refused = any(k > h for k, h in zip(kept, held, strict=True))
+    refused = any(not 0 <= k <= h for k, h in zip(kept, held, strict=True))
     lengths = list(held if refused else kept)
     for kv, b, g, s, d in np.ndindex(*buffers.shape):
         number = 1 + s + 10 * b + 30 * g + 100 * d
@@ -54,7 +55,7 @@ def _truncate_example(
 
 def _truncate_plain(k_buffer_BGSD, v_buffer_BGSD, num_tokens_B, lengths_B):
     """Check all rows first; then clear each row's tail."""
-    if (lengths_B > num_tokens_B).any():
+    if (lengths_B < 0).any() or (lengths_B > num_tokens_B).any():
         raise ValueError(f"rows hold {num_tokens_B.tolist()} tokens, kept {lengths_B.tolist()}")
     for row, length in enumerate(lengths_B.tolist()):
         k_buffer_BGSD[row, :, length:] = torch.nan
@@ -64,7 +65,7 @@ def _truncate_plain(k_buffer_BGSD, v_buffer_BGSD, num_tokens_B, lengths_B):
 
 def _truncate_masked(k_buffer_BGSD, v_buffer_BGSD, num_tokens_B, lengths_B):
     for held, kept in zip(num_tokens_B.tolist(), lengths_B.tolist(), strict=True):
-        if held < kept:
+        if not 0 <= kept <= held:
             raise ValueError(f"cannot keep {kept} of {held} tokens")
     slot_S = torch.arange(k_buffer_BGSD.shape[2])
     gone_B1S1 = (slot_S >= lengths_B[:, None])[:, None, :, None]
@@ -75,8 +76,8 @@ def _truncate_masked(k_buffer_BGSD, v_buffer_BGSD, num_tokens_B, lengths_B):
 
 def _truncate_variant(k_buffer, v_buffer, held_B, kept_B, *, clear_from=None, values=True):
     """Truncate with one thing done wrong: which slots are cleared, and of which buffer."""
-    if (kept_B > held_B).any():
-        raise ValueError("longer than held")
+    if (kept_B < 0).any() or (kept_B > held_B).any():
+        raise ValueError("shorter than empty, or longer than held")
     for row, start in enumerate((kept_B if clear_from is None else clear_from).tolist()):
         k_buffer[row, :, start:] = torch.nan
         if values:
@@ -129,6 +130,15 @@ def _truncate_grows(k_buffer, v_buffer, num_tokens_B, lengths_B):
     return _truncate_variant(k_buffer, v_buffer, lengths_B, lengths_B)
 
 
+def _truncate_negative(k_buffer, v_buffer, num_tokens_B, lengths_B):
+    if (lengths_B > num_tokens_B).any():
+        raise ValueError("longer than held")
+    for row, start in enumerate(lengths_B.tolist()):
+        k_buffer[row, :, start:] = torch.nan
+        v_buffer[row, :, start:] = torch.nan
+    return lengths_B
+
+
 TRUNCATE = Task(
     name="truncate",
     chapter=2,
@@ -138,8 +148,8 @@ TRUNCATE = Task(
     level=2,
     spec=(
         "Forgets all but the first lengths_B tokens of each row: fills the slots behind them with "
-        "NaN in both buffers and returns how many tokens each row now holds; if a row holds fewer "
-        "than it is to keep, a ValueError and nothing changed."
+        "NaN in both buffers and returns how many tokens each row now holds; if a row is to keep "
+        "more than it holds or fewer than none, a ValueError and nothing changed."
     ),
     signature=(
         "truncate(k_buffer_BGSD: Tensor, v_buffer_BGSD: Tensor, num_tokens_B: Tensor, "
@@ -174,11 +184,16 @@ TRUNCATE = Task(
             lambda: [_truncate_example([2], [3], spare=3), _truncate_example([4, 2], [1, 3])],
             edge=True,
         ),
+        Property(
+            "a row cannot keep fewer than none",
+            lambda: [_truncate_example([2], [-1]), _truncate_example([4, 2], [1, -1])],
+            edge=True,
+        ),
     ),
     hints=(
         "Three things change: keys, values, and the count. Which slots, row by row?",
         "Row b is cleared from lengths_B[b] on: both buffers, all heads.",
-        "Compare lengths_B with num_tokens_B before clearing anything; return lengths_B.",
+        "Compare lengths_B with 0 and num_tokens_B before clearing anything; return lengths_B.",
     ),
     mutants=(
         Mutant(
@@ -231,6 +246,11 @@ TRUNCATE = Task(
             "a row is said to hold more tokens than were ever written to it; the slots between "
             "are NaN, or somebody's old keys",
             _truncate_grows,
+        ),
+        Mutant(
+            "negative length kept",
+            "−1 clears the last slot of the buffer and comes back as a number of tokens",
+            _truncate_negative,
         ),
     ),
     answers=(_truncate_plain, _truncate_masked),

@@ -445,7 +445,7 @@ def _plot_sampling(data: Data, title: str) -> Figure:
         style.line(axes, [(x, first - 10), (x, first + len(rows) * row_h)], colour=INK)
         style.label(axes, x, first + len(rows) * row_h + 12, f"{panel['kept']:,}", size=SMALL)
     y = first + len(rows) * row_h + 32
-    style.label(axes, left, y, "probability, outlined at T = 1", size=SMALL, colour=MUTED)
+    style.label(axes, left, y, "probability, outlined at τ = 1", size=SMALL, colour=MUTED)
     end = style.WIDTH - MARGIN
     style.block(axes, end - 0.2 * scale, y - 5.5, 0.2 * scale, 11, NEW, edge=NEW)
     style.label(axes, end - 0.2 * scale - 5, y, "0.2", size=SMALL, colour=MUTED, ha="right")
@@ -467,7 +467,7 @@ SAMPLING = Record(
     describe=lambda d: (
         f"""
         Bars of the {len(d["tokens"])} most likely tokens after “{d["prompt"]}” and of all others
-        together, in five columns. At T = 1 the likeliest, “{d["tokens"][0].strip()}”, has
+        together, in five columns. At temperature 1 the likeliest, “{d["tokens"][0].strip()}”, has
         {d["panels"][0]["probabilities"][0]:.2f} and the others share
         {d["panels"][0]["others"]:.2f}. Temperature 0.7 raises the first to
         {d["panels"][1]["probabilities"][0]:.2f} and keeps all {d["vocabulary"]:,} tokens.

@@ -13,8 +13,8 @@ PROMPT = "She opened the door and saw a"
 MODEL = "smollm2-135m"
 SHOWN = 12
 SETTINGS: dict[str, dict[str, float]] = {
-    "T = 1": {},
-    "T = 0.7": {"temperature": 0.7},
+    "τ = 1": {},
+    "τ = 0.7": {"temperature": 0.7},
     "top-k 5": {"top_k": 5},
     "top-p 0.8": {"top_p": 0.8},
     "min-p 0.1": {"min_p": 0.1},

@@ -10,16 +10,18 @@ from torch import Tensor
 
 def greedy(logits_BV: Tensor) -> Tensor:
     """The most likely token ``[B]``; among equals the one with the lowest id."""
-    _refuse_nan(logits_BV)
+    _check_rows(logits_BV)
     # torch.argmax does not promise which of equal entries it returns.
     ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
     best = logits_BV == logits_BV.amax(-1, keepdim=True)
     return ids_V.where(best, logits_BV.shape[-1]).amin(-1)
 
 
-def _refuse_nan(logits_BV: Tensor) -> None:
+def _check_rows(logits_BV: Tensor) -> None:
     if logits_BV.isnan().any():
         raise ValueError("logits hold NaN: there is nothing to choose from")
+    if not logits_BV.amax(-1).isfinite().all():
+        raise ValueError("a row's best logit must be finite: there is nothing to choose from")
 
 
 def _check_top_k(k: int) -> None:
@@ -31,8 +33,9 @@ def apply_temperature(logits_BV: Tensor, temperature: float) -> Tensor:
     """``logits / temperature``, shifted so that the best is 0: nothing overflows as T nears 0."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive here (0 is greedy), got {temperature}")
-    # Below the smallest normal number of the dtype the divisor would become 0, and 0 / 0 is NaN.
-    divisor = max(temperature, torch.finfo(logits_BV.dtype).tiny)
+    # Out of the dtype's range it would become 0 or infinite: 0 / 0 and -inf / inf are NaN.
+    limits = torch.finfo(logits_BV.dtype)
+    divisor = min(max(temperature, limits.tiny), limits.max)
     return (logits_BV - logits_BV.amax(-1, keepdim=True)) / divisor
 
 
@@ -84,7 +87,10 @@ def draw(probs_BV: Tensor, generator: torch.Generator | None) -> Tensor:
     u = torch.rand(total.shape, generator=generator, dtype=torch.float64)
     cumulative = mass.cumsum(-1)
     # The running sum may end an ulp beside the total; its own last entry is the bound to use.
-    return torch.searchsorted(cumulative, u * cumulative[..., -1:], right=True).squeeze(-1)
+    end = cumulative[..., -1:]
+    # The product stays below it, save for the smallest of all numbers, where it can round up.
+    below = torch.minimum(u * end, torch.nextafter(end, torch.zeros_like(end)))
+    return torch.searchsorted(cumulative, below, right=True).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -108,9 +114,14 @@ class Penalties:
                 raise ValueError(f"{name} must be finite, got {value}")
 
     def __call__(self, logits_V: Tensor, history: Sequence[int]) -> Tensor:
-        """New logits ``[V]``; ``logits_V`` and ``history`` are left alone."""
-        tokens = torch.tensor(list(history), dtype=torch.long)
-        counts_V = torch.bincount(tokens, minlength=logits_V.shape[-1]).to(logits_V.dtype)
+        """New logits ``[V]``; ``logits_V`` and ``history`` are left alone.
+
+        An id outside the vocabulary is a ``ValueError``.
+        """
+        tokens, V = torch.tensor(list(history), dtype=torch.long), logits_V.shape[-1]
+        if (outside := tokens[(tokens < 0) | (tokens >= V)]).numel():
+            raise ValueError(f"the history holds {int(outside[0])}, the vocabulary has {V}")
+        counts_V = torch.bincount(tokens, minlength=V).to(logits_V.dtype)
         r = self.repetition
         lowered = torch.where(logits_V > 0, logits_V / r, logits_V * r)
         repeated = torch.where(counts_V > 0, lowered, logits_V)
@@ -144,9 +155,7 @@ class Sampler:
 
     def probabilities(self, logits_BV: Tensor) -> Tensor:
         """The distribution drawn from, ``[B, V]`` in float64, each row summing to 1."""
-        _refuse_nan(logits_BV)
-        if not logits_BV.amax(-1).isfinite().all():
-            raise ValueError("a row's best logit must be finite: there is nothing to sample from")
+        _check_rows(logits_BV)
         if self.is_greedy:
             one_hot = torch.nn.functional.one_hot(greedy(logits_BV), logits_BV.shape[-1])
             return one_hot.double()

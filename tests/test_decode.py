@@ -400,6 +400,24 @@ def test_a_sampler_that_leaves_the_vocabulary_is_named(loop: Any, token: int) ->
         loop(tiny(GQA, 4), [1, 2], max_new_tokens=3, sampler=sampler)
 
 
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (torch.tensor([3]), r"torch.int64 of shape \(1,\)"),
+        (torch.tensor(3), r"torch.int64 of shape \(\)"),
+        (torch.tensor([3, 4, 5]), r"torch.int64 of shape \(3,\)"),
+        (torch.tensor([[3], [4]]), r"torch.int64 of shape \(2, 1\)"),
+        (torch.tensor([3.0, 4.0]), r"torch.float32 of shape \(2,\)"),
+        (torch.tensor([True, False]), r"torch.bool of shape \(2,\)"),
+    ],
+)
+@loops
+def test_a_sampler_returns_one_integer_a_row(loop: Any, returned: torch.Tensor, said: str) -> None:
+    message = rf"one integer a row, a tensor of shape \(2,\), got {said}"
+    with pytest.raises(ValueError, match=message):
+        loop(tiny(GQA, 4), [[1, 2], [5]], max_new_tokens=3, sampler=lambda *_: returned)
+
+
 def test_a_given_cache_with_ragged_rows_is_continued() -> None:
     decoder = tiny(GQA, 4)
     prompts = [prompt(0, 7), prompt(1, 3)]

@@ -399,7 +399,7 @@ def test_sampling_panels_follow_from_the_plain_distribution() -> None:
     min_p = np.where(plain >= 0.1 * plain[0], plain, 0)
     assert kept["min-p 0.1"]["kept"] == (min_p > 0).sum()
     np.testing.assert_allclose(kept["min-p 0.1"]["probabilities"], min_p / min_p.sum(), atol=5e-6)
-    warm = np.array(kept["T = 0.7"]["probabilities"])
+    warm = np.array(kept["τ = 0.7"]["probabilities"])
     np.testing.assert_allclose(warm / warm[0], (plain / plain[0]) ** (1 / 0.7), atol=5e-5)
     nucleus = np.array(kept["top-p 0.8"]["probabilities"])
     scale = nucleus[0] / plain[0]

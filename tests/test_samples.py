@@ -222,6 +222,21 @@ def test_a_failure_on_the_way_leaves_a_given_cache_as_it_was(
     assert all(map(torch.equal, before, cache.read(1)))
 
 
+def test_a_sampler_returns_one_token_a_sample() -> None:
+    cache = ContiguousCache(GQA, max_tokens=6, dtype=F64)
+    message = r"one integer a row, a tensor of shape \(3,\), got torch.int64 of shape \(1,\)"
+    with pytest.raises(ValueError, match=message):
+        generate_samples(
+            tiny(GQA, 4),
+            [1, 2],
+            num_samples=3,
+            max_new_tokens=4,
+            sampler=lambda *_: torch.tensor([3]),
+            cache=cache,
+        )
+    assert cache.num_tokens.tolist() == [0]
+
+
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no samples": ([1], {"num_samples": 0}, "num_samples must be at least 1, got 0"),
     "boolean": ([1], {"num_samples": True}, "num_samples must be an integer, got True"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oracles import CASES, normal, seeded
 
 from refimpl.sampling import (
+    Penalties,
     Sampler,
     apply_temperature,
     draw,
@@ -100,6 +101,16 @@ def test_temperature_near_zero_becomes_greedy(temperature: float, dtype: torch.d
     sampler = Sampler(temperature=temperature)
     assert sampler.probabilities(logits).tolist() == [[0.0, 1.0, 0.0, 0.0]]
     assert sampler(logits, seeded(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1e30, 3.5e38, 1e39, 1.7e308])
+def test_temperature_without_bound_is_uniform(temperature: float, dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, 3.0, -math.inf, 2.0]], dtype=dtype)
+    want = torch.tensor([[1 / 3, 1 / 3, 0.0, 1 / 3]], dtype=torch.float64)
+    warm = apply_temperature(logits, temperature).softmax(-1, dtype=torch.float64)
+    torch.testing.assert_close(warm, want)
+    torch.testing.assert_close(Sampler(temperature=temperature).probabilities(logits), want)
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 16, 17, 18, 1000])
@@ -313,6 +324,12 @@ def test_options_out_of_range_are_refused(options: dict, message: str) -> None:
         (lambda x: filter_min_p(x, 2), "got 2"),
         (lambda x: Sampler()(x * math.nan, seeded(0)), "NaN"),
         (lambda x: Sampler(temperature=0)(x * math.nan), "NaN"),
+        (lambda x: Sampler(temperature=0)(x - math.inf), "best logit must be finite"),
+        (lambda x: Sampler(temperature=0).probabilities(x - math.inf), "must be finite"),
+        (lambda x: greedy(torch.cat([x, x - math.inf])), "a row's best logit must be finite"),
+        (lambda x: Penalties()(x[0], [0, 7, 3]), "history holds 7, the vocabulary has 3"),
+        (lambda x: Penalties()(x[0], [3]), "history holds 3, the vocabulary has 3"),
+        (lambda x: Penalties()(x[0], [2, -1]), "history holds -1, the vocabulary has 3"),
         (lambda x: Sampler().probabilities(x * math.nan), "NaN"),
         (lambda x: Sampler()(x - math.inf, seeded(0)), "best logit must be finite"),
         (lambda x: draw(x * 0, seeded(0)), "not all 0"),
@@ -357,6 +374,26 @@ def test_rows_need_not_be_normalised() -> None:
     probs = normal(1, 4, 9).softmax(-1)
     for scale in (1e-200, 3.0, 1e200):
         assert torch.equal(draw(probs * scale, seeded(2)), draw(probs, seeded(2)))
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 5e-324, 1e-323, 1e-322, 2e-308]), min_size=1, max_size=5).filter(
+        any
+    ),
+    st.integers(0, 10_000),
+)
+def test_the_smallest_numbers_draw_a_token_that_has_mass(row: list[float], seed: int) -> None:
+    """u times a subnormal total can round up to the total, behind the last token."""
+    token = draw(torch.tensor([row], dtype=torch.float64), seeded(seed)).item()
+    assert token < len(row) and row[token] > 0
+
+
+@pytest.mark.parametrize("row", [[5e-324, 0.0], [5e-324, 5e-324, 0.0], [0.0, 5e-324]])
+def test_a_subnormal_row_ends_at_its_last_token_with_mass(row: list[float]) -> None:
+    probs = torch.tensor([row], dtype=torch.float64)
+    assert {draw(probs, seeded(seed)).item() for seed in range(40)} == {
+        token for token, mass in enumerate(row) if mass
+    }
 
 
 @pytest.mark.parametrize("zeros", [[0, 1], [3, 5], [5]])

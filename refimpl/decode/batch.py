@@ -104,6 +104,12 @@ class Batch:
 
     def accept(self, tokens_B: Tensor) -> None:
         """Append the running rows' new tokens, and retire the rows that are done."""
+        whole = not (tokens_B.is_floating_point() or tokens_B.dtype == torch.bool)
+        if tokens_B.shape != (len(self.rows),) or not whole:
+            raise ValueError(
+                f"a sampler returns one integer a row, a tensor of shape ({len(self.rows)},), got "
+                f"{tokens_B.dtype} of shape {tuple(tokens_B.shape)}"
+            )
         for row, token in enumerate(tokens_B.tolist()):
             if row not in self.running:
                 continue

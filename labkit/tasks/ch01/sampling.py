@@ -64,6 +64,8 @@ def _filter_top_p_ties() -> Iterable[Example]:
 def _filter_top_p_none_off() -> Iterable[Example]:
     yield _filter_top_p_example(("0.7", "0.3"), "1")
     yield _filter_top_p_example(_SHUFFLED, "1")
+    # In float32 the first of these alone makes 1.
+    yield _filter_top_p_example(("0.999999997", "2e-9", "1e-9"), "1")
 
 
 def _filter_top_p_zero() -> Iterable[Example]:
@@ -74,8 +76,8 @@ def _filter_top_p_zero() -> Iterable[Example]:
 
 def _filter_top_p_plain(logits_V, p):
     """Keep a token while the mass before it is below p; the first one always stays."""
-    sorted_probs, order = logits_V.softmax(dim=-1).sort(descending=True, stable=True)
-    keep = sorted_probs.cumsum(dim=-1) - sorted_probs < p
+    sorted_probs, order = logits_V.double().softmax(dim=-1).sort(descending=True, stable=True)
+    keep = (sorted_probs.cumsum(dim=-1) - sorted_probs < p) | (p == 1)
     keep[0] = True
     kept_V = torch.zeros_like(keep).scatter(-1, order, keep)
     return logits_V.masked_fill(~kept_V, -math.inf)
@@ -86,7 +88,7 @@ def _filter_top_p_loop(logits_V, p):
     total = sum(math.exp(x - max(values)) for x in values)
     out, before = [-math.inf] * len(values), 0.0
     for i in sorted(range(len(values)), key=lambda i: -values[i]):
-        if before >= p and before > 0:
+        if p < 1 and before >= p and before > 0:
             break
         out[i] = values[i]
         before += math.exp(values[i] - max(values)) / total
@@ -95,7 +97,7 @@ def _filter_top_p_loop(logits_V, p):
 
 def _filter_top_p_sorted(logits_V, p, *, probs=None):
     """Helper of the wrong answers: probabilities, sorted ids and the mass before each."""
-    probs = logits_V.softmax(-1) if probs is None else probs
+    probs = logits_V.double().softmax(-1) if probs is None else probs
     sorted_probs, order = probs.sort(descending=True, stable=True)
     return sorted_probs, order, sorted_probs.cumsum(-1) - sorted_probs
 
@@ -149,6 +151,13 @@ def _filter_top_p_relative(logits_V, p):
     return logits_V.masked_fill(probs < p * probs.max(), -math.inf)
 
 
+def _filter_top_p_in_float32(logits_V, p):
+    _, order, before = _filter_top_p_sorted(logits_V, p, probs=logits_V.softmax(-1))
+    keep = before < p
+    keep[0] = True
+    return _filter_top_p_keep(logits_V, order, keep)
+
+
 def _filter_top_p_empty(logits_V, p):
     _, order, before = _filter_top_p_sorted(logits_V, p)
     return _filter_top_p_keep(logits_V, order, before < p)
@@ -176,7 +185,7 @@ FILTER_TOP_P = Task(
         Property("a small p, even 0, keeps the most likely token", _filter_top_p_zero, edge=True),
     ),
     hints=(
-        "Softmax, sort downwards (stable=True), cumulative sum.",
+        "Softmax in float64, sort downwards (stable=True), cumulative sum.",
         "Compare the mass before a token, cumsum − its own probability, with p.",
         "The mask is in sorted order: zeros_like(keep).scatter(-1, order, keep) brings it back.",
     ),
@@ -226,6 +235,12 @@ FILTER_TOP_P = Task(
             "with p = 0 no token has less than p before it and all logits become −inf; the most "
             "likely token always stays",
             _filter_top_p_empty,
+        ),
+        Mutant(
+            "tail lost at p = 1",
+            "in float32 the sum rounds to 1 before the last tokens, which p = 1 should keep; sum "
+            "in float64, or treat p = 1 as off",
+            _filter_top_p_in_float32,
         ),
     ),
     answers=(_filter_top_p_plain, _filter_top_p_loop),
@@ -499,17 +514,22 @@ def _next_token_probs_corners() -> Iterable[Example]:
     yield _next_token_probs_example([1.0, 3.0, 3.0, 0.0], temperature=0.0, top_p=0.9)
     yield _next_token_probs_example([1.0, 3.0, 3.0, 0.0], top_p=0.0)
     yield _next_token_probs_example([1.0, 0.0], top_k=5)
+    yield _next_token_probs_example([1.0, 3.0, 3.0, 0.0], top_k=1)
+    yield _next_token_probs_example([0.0, 2.0, 1.0, 2.0, 1.0], top_k=3)
+    yield _next_token_probs_example([1.0, 7.0, 3.0], temperature=1e-38)
 
 
 def _next_token_probs_plain(logits_V, temperature, top_k, top_p, min_p):
     """Temperature, top-k, top-p, min-p; every filter sees what the one before it left."""
     if temperature == 0:
-        return F.one_hot(logits_V.argmax(), logits_V.shape[-1]).to(logits_V.dtype)
-    logits, order = (logits_V / temperature).sort(descending=True, stable=True)
+        return F.one_hot(logits_V.argmax(), logits_V.shape[-1]).double()
+    # From the best down to nothing: a tiny temperature overflows only what has no mass left.
+    below_V = (logits_V - logits_V.max()).double()
+    logits, order = (below_V / temperature).sort(descending=True, stable=True)
     if top_k:
         logits[top_k:] = -math.inf
     probs = logits.softmax(dim=-1)
-    outside = probs.cumsum(dim=-1) - probs >= top_p
+    outside = (probs.cumsum(dim=-1) - probs >= top_p) & (top_p < 1)
     outside[0] = False
     logits[outside] = -math.inf
     logits[probs < min_p * probs[0]] = -math.inf
@@ -522,14 +542,14 @@ def _next_token_probs_on_probs(logits_V, temperature, top_k, top_p, min_p):
     if temperature == 0:
         out[ids[0]] = 1
         return out
-    probs = torch.softmax(logits_V.double() / temperature, dim=-1)
+    probs = torch.softmax((logits_V - logits_V.max()).double() / temperature, dim=-1)
     for i in ids[: top_k or None]:
         out[i] = probs[i]
     out = out / out.sum()
     mass = 0.0
     for rank, i in enumerate(ids):
         mass_before, mass = mass, mass + float(out[i])
-        if rank and mass_before >= top_p:
+        if rank and top_p < 1 and mass_before >= top_p:
             out[i] = 0
     out = torch.where(out < min_p * out.max(), 0.0, out)
     return out / out.sum()
@@ -549,15 +569,18 @@ def _next_token_probs_variant(
     absolute=False,
     crossing=False,
     min_first=False,
+    ties=False,
+    shift=True,
 ):
     """The pipeline with one thing done wrong. Temperature 0 is a small one."""
     warm = temperature or 1e-6
     factor = warm if times else 1 / warm
-    scaled, order = (logits_V * factor).sort(descending=True, stable=True)
+    below = (logits_V - logits_V.max()).double() if shift else logits_V
+    scaled, order = (below * factor).sort(descending=True, stable=True)
     seen = scaled if filter_at is None else scaled / factor * filter_at
     rank = torch.arange(len(seen))
     k = top_k or len(seen)
-    kept = rank < k
+    kept = (rank < k) | (ties & (seen == seen[:k][-1]))
     if min_first:
         kept = kept & (seen.exp() >= min_p * seen[0].exp())
     base = seen if full_nucleus else seen.masked_fill(~kept, -math.inf)
@@ -600,8 +623,16 @@ def _next_token_probs_min_first(logits_V, temperature, top_k, top_p, min_p):
     return _next_token_probs_variant(logits_V, temperature, top_k, top_p, min_p, min_first=True)
 
 
+def _next_token_probs_ties(logits_V, temperature, top_k, top_p, min_p):
+    return _next_token_probs_variant(logits_V, temperature, top_k, top_p, min_p, ties=True)
+
+
+def _next_token_probs_overflow(logits_V, temperature, top_k, top_p, min_p):
+    return _next_token_probs_variant(logits_V, temperature, top_k, top_p, min_p, shift=False)
+
+
 def _next_token_probs_zero(logits_V, temperature, top_k, top_p, min_p):
-    logits, order = (logits_V / temperature).sort(descending=True, stable=True)
+    logits, order = (logits_V.double() / temperature).sort(descending=True, stable=True)
     if top_k:
         logits[top_k:] = -math.inf
     probs = logits.softmax(-1)
@@ -689,6 +720,18 @@ NEXT_TOKEN_PROBS = Task(
             "temperature 0 is a limit, not a division: it puts all probability on the most likely "
             "token, the lowest id among equals",
             _next_token_probs_zero,
+        ),
+        Mutant(
+            "ties with the k-th kept",
+            "top-k kept every token that ties with the k-th, as transformers does; here k tokens "
+            "stay, the lower id first",
+            _next_token_probs_ties,
+        ),
+        Mutant(
+            "overflow at a tiny temperature",
+            "a tiny temperature makes float32 logits infinite and their softmax NaN; subtract the "
+            "best logit before dividing",
+            _next_token_probs_overflow,
         ),
     ),
     answers=(_next_token_probs_plain, _next_token_probs_on_probs),

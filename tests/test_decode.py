@@ -409,6 +409,7 @@ def test_a_sampler_that_leaves_the_vocabulary_is_named(loop: Any, token: int) ->
         (torch.tensor([[3], [4]]), r"torch.int64 of shape \(2, 1\)"),
         (torch.tensor([3.0, 4.0]), r"torch.float32 of shape \(2,\)"),
         (torch.tensor([True, False]), r"torch.bool of shape \(2,\)"),
+        ([3, 4], r"\[3, 4\]"),
     ],
 )
 @loops

@@ -104,11 +104,15 @@ class Batch:
 
     def accept(self, tokens_B: Tensor) -> None:
         """Append the running rows' new tokens, and retire the rows that are done."""
-        whole = not (tokens_B.is_floating_point() or tokens_B.dtype == torch.bool)
-        if tokens_B.shape != (len(self.rows),) or not whole:
+        tensor = isinstance(tokens_B, Tensor)
+        whole = tensor and not (tokens_B.is_floating_point() or tokens_B.dtype == torch.bool)
+        if not whole or tokens_B.shape != (len(self.rows),):
+            kind = (
+                f"{tokens_B.dtype} of shape {tuple(tokens_B.shape)}" if tensor else repr(tokens_B)
+            )
             raise ValueError(
                 f"a sampler returns one integer a row, a tensor of shape ({len(self.rows)},), got "
-                f"{tokens_B.dtype} of shape {tuple(tokens_B.shape)}"
+                f"{kind}"
             )
         for row, token in enumerate(tokens_B.tolist()):
             if row not in self.running:

@@ -16,6 +16,8 @@ def without_autocast(function: Callable) -> Callable:
     def run(*arguments: Any, **options: Any) -> Any:
         given = (*arguments, *options.values())
         device = next((x.device.type for x in given if isinstance(x, Tensor)), "cpu")
+        if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+            return function(*arguments, **options)
         with torch.autocast(device, enabled=False):
             return function(*arguments, **options)
 

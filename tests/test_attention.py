@@ -346,6 +346,11 @@ def test_autocast_changes_nothing(form: Any) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
+def test_tensors_without_memory_have_shapes() -> None:
+    q, k, v = (torch.empty(shape, device="meta") for shape in ((1, 4, 3, 8), *[(1, 2, 5, 8)] * 2))
+    assert attend(q, k, v).shape == (1, 4, 3, 8)
+
+
 def test_poison_that_a_query_may_read_does_show() -> None:
     q, k, v = inputs(B=1, G=1, group=1, T=2, S=3, D=2, E=2, seed=0)
     v[:, :, 1] = math.nan

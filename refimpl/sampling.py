@@ -10,18 +10,20 @@ from torch import Tensor
 
 def greedy(logits_BV: Tensor) -> Tensor:
     """The most likely token ``[B]``; among equals the one with the lowest id."""
-    _check_rows(logits_BV)
-    # torch.argmax does not promise which of equal entries it returns.
-    ids_V = torch.arange(logits_BV.shape[-1], device=logits_BV.device)
-    best = logits_BV == logits_BV.amax(-1, keepdim=True)
-    return ids_V.where(best, logits_BV.shape[-1]).amin(-1)
+    # torch.argmax does not promise which of equal entries it returns; nonzero lists them in order,
+    # row by row, and the first of each row is wanted.
+    rows, ids = (logits_BV == _best(logits_BV)).nonzero(as_tuple=True)
+    return ids[torch.searchsorted(rows, torch.arange(len(logits_BV), device=rows.device))]
 
 
-def _check_rows(logits_BV: Tensor) -> None:
-    if logits_BV.isnan().any():
+def _best(logits_BV: Tensor) -> Tensor:
+    """The best logit of each row, ``[B, 1]``; ``ValueError`` unless it is finite."""
+    best = logits_BV.amax(-1, keepdim=True)  # NaN where a row holds one
+    if best.isnan().any():
         raise ValueError("logits hold NaN: there is nothing to choose from")
-    if not logits_BV.amax(-1).isfinite().all():
+    if not best.isfinite().all():
         raise ValueError("a row's best logit must be finite: there is nothing to choose from")
+    return best
 
 
 def _check_top_k(k: int) -> None:
@@ -155,7 +157,7 @@ class Sampler:
 
     def probabilities(self, logits_BV: Tensor) -> Tensor:
         """The distribution drawn from, ``[B, V]`` in float64, each row summing to 1."""
-        _check_rows(logits_BV)
+        _best(logits_BV)  # or there is nothing to choose from
         if self.is_greedy:
             one_hot = torch.nn.functional.one_hot(greedy(logits_BV), logits_BV.shape[-1])
             return one_hot.double()

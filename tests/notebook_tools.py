@@ -1,7 +1,8 @@
-"""Small notebooks, and pytest in a process of its own, for tests about notebooks."""
+"""Small notebooks, and Python or pytest in a process of its own, for tests about them."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,15 @@ Cell = str | tuple[str, Sequence[str]]
 def clean_environment() -> dict[str, str]:
     """Return the notebooks' environment without what an outer pytest put there."""
     return {k: v for k, v in kernel_environment().items() if not k.startswith("PYTEST_")}
+
+
+def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run some code in a Python of its own with TRITON_INTERPRET as given."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
 
 
 @dataclass(frozen=True)

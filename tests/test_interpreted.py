@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from notebook_tools import in_a_process
 
 from labkit.interpreted import MARK, replace_marked
 from labkit.kernels import kernel_environment
@@ -57,13 +57,17 @@ def test_only_the_mark_on_the_first_line_counts() -> None:
     assert line.startswith("print('skipped: there is no Triton")
 
 
+def mode(before: str | None) -> dict[str, str]:
+    return {} if before is None else {"TRITON_INTERPRET": before}
+
+
 @pytest.mark.parametrize("before", [None, "0", "1"])
 def test_it_interprets_whatever_is_set(before: str | None) -> None:
     code = (
         "import os, labkit.interpreted, refimpl.kernels\n"
         "print(refimpl.kernels.MODE, os.environ['TRITON_INTERPRET'])"
     )
-    assert python(code, before).stdout.split() == ["interpreter", "1"]
+    assert in_a_process(code, **mode(before)).stdout.split() == ["interpreter", "1"]
 
 
 @pytest.mark.parametrize("before", [None, "0"])
@@ -74,20 +78,7 @@ def test_where_triton_compiles_already_the_variable_stays(before: str | None) ->
         "except RuntimeError as error:\n    print('compiler mode' in str(error))\n"
         "print(os.environ.get('TRITON_INTERPRET'))"
     )
-    assert python(code, before).stdout.split() == ["True", str(before)]
-
-
-def python(code: str, interpret: str | None) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    env |= {} if interpret is None else {"TRITON_INTERPRET": interpret}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    assert in_a_process(code, **mode(before)).stdout.split() == ["True", str(before)]
 
 
 def test_marked_cells_say_why_they_are_skipped() -> None:

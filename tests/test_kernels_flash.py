@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from notebook_tools import in_a_process
 from oracles import attention_by_loops, normal, readable_keys, rows, seeded
 from torch import Tensor
 
@@ -664,15 +662,6 @@ def test_an_interpreter_with_other_bfloat16_is_refused(monkeypatch: pytest.Monke
 
 
 # --- modes --------------------------------------------------------------------------------------
-
-
-def in_a_process(code: str, **environment: str | None) -> subprocess.CompletedProcess[str]:
-    """Run some code in a Python of its own with TRITON_INTERPRET as given."""
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"CUDA_VISIBLE_DEVICES": "", **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120
-    )
 
 
 def test_these_tests_are_interpreted() -> None:
